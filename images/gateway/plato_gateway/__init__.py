@@ -1,0 +1,1 @@
+"""Hops 1 and 6: holds sockets, nothing else."""

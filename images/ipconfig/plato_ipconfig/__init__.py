@@ -1,0 +1,1 @@
+"""Hop 0: which gateways to try, best first."""

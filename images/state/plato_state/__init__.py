@@ -1,0 +1,1 @@
+"""Hops 2 and 5: what a connection means."""

@@ -1,0 +1,1 @@
+"""Names that users and machines see: types of resources, labels, ports. Standard library only."""

@@ -1,0 +1,48 @@
+"""Names of users and conversations, and which are well formed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import Final
+from zlib import crc32
+
+MAX_ID_BYTES: Final = 64
+DIALOGUE_PREFIX: Final = "d:"
+GROUP_PREFIX: Final = "g:"
+
+
+def dialogue_id(a: str, b: str) -> str:
+    """The conversation_id of two users: "d:" + base64url(SHA-256 of both, sorted, each length-prefixed). 45 bytes."""
+    digest = hashlib.sha256()
+    for user in sorted((a.encode(), b.encode())):
+        digest.update(len(user).to_bytes(2, "big") + user)
+    return DIALOGUE_PREFIX + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
+
+
+def is_user_id(user: str) -> bool:
+    """1 to 64 bytes of UTF-8 without a control character."""
+    return _is_name(user)
+
+
+def is_conversation_id(conversation: str) -> bool:
+    """1 to 64 bytes of UTF-8 without a control character."""
+    return _is_name(conversation)
+
+
+def is_open_id(conversation: str) -> bool:
+    """True for the id of an open conversation: neither a dialogue's nor a group's."""
+    return not conversation.startswith((DIALOGUE_PREFIX, GROUP_PREFIX))
+
+
+def partition_of(conversation: str, partitions: int) -> int:
+    """The bus partition, 0..partitions-1."""
+    return crc32(conversation.encode()) % partitions
+
+
+def _is_name(name: str) -> bool:
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return 1 <= size <= MAX_ID_BYTES and all(c >= " " and c != "\x7f" for c in name)

@@ -1,0 +1,1 @@
+"""Twins of the adapters in memory; they pass the same contract suites."""

@@ -1,0 +1,1 @@
+"""The embedded cluster: one supervisor, real servers, one data folder."""

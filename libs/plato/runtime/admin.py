@@ -1,0 +1,68 @@
+"""The admin port of a process: /healthz (the loop turns), /readyz (it serves; else 503 and why), /metrics (Prometheus)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+NotReady = Callable[[], str]
+"""Says why this process does not serve now; "" when it does."""
+
+
+def app(not_ready: NotReady, routes: Sequence[BaseRoute] = ()) -> Starlette:
+    """An application with the three standard routes and the caller's."""
+
+    async def healthz(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_: Request) -> Response:
+        why = not_ready()
+        return JSONResponse({"ready": not why, "reason": why}, status_code=503 if why else 200)
+
+    async def metrics(_: Request) -> Response:
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    standard = [Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]
+    return Starlette(routes=[*standard, *routes])
+
+
+class HttpServer:
+    """Serves an ASGI application inside this loop. `start` raises OSError (port in use) at once; `stop` ends it."""
+
+    def __init__(self, application: Starlette, host: str, port: int) -> None:
+        config = uvicorn.Config(application, host=host, port=port, log_config=None, access_log=False, lifespan="off")
+        config.load()
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+        self._host, self._port = host, port
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Binds and begins to serve."""
+        import socket
+
+        sock = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((self._host, self._port))
+        except OSError:
+            sock.close()
+            raise
+        # uvicorn's serve() would take over the process's signals; startup and main_loop do not.
+        await self._server.startup(sockets=[sock])
+        self._task = asyncio.create_task(self._server.main_loop())
+
+    async def stop(self) -> None:
+        """Stops accepting and ends open requests."""
+        if self._task is not None:
+            self._server.should_exit = True
+            await self._task
+            await self._server.shutdown()
+            self._task = None

@@ -1,0 +1,68 @@
+"""Start and stop of a process: settings errors in one line, a signal asks to stop, tasks that die end the process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from plato.runtime import logs
+from plato.runtime.settings import Settings, SettingsError, load
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
+    """Asks the kernel to send `signal_number` when the parent ends, so that a killed supervisor leaves no orphans."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0)
+
+
+async def stop_signal() -> None:
+    """Returns at the first SIGTERM or SIGINT."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()
+
+
+async def until_stopped(tasks: list[asyncio.Task[Any]]) -> int:
+    """Waits for a stop signal (returns 0) or for the end of any task (logs it, returns 1): a service never runs on with
+    a part of it dead."""
+    log = logs.get("process")
+    waiter = asyncio.create_task(stop_signal())
+    done, _ = await asyncio.wait([waiter, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    code = 0
+    for task in done - {waiter}:
+        code = 1
+        log.error("a task ended", task=task.get_name(), exc_info=task.exception())
+    waiter.cancel()
+    for task in tasks:
+        task.cancel()
+    for task in [waiter, *tasks]:
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+    return code
+
+
+def run(name: str, main: Callable[[Settings], Coroutine[Any, Any, int]]) -> int:
+    """Runs a service's main: parses --settings, loads, configures logs, runs. Returns the exit code (2: settings)."""
+    parser = argparse.ArgumentParser(prog=name)
+    parser.add_argument("--settings", type=Path, default=None, help="settings file (default: ./plato.yaml)")
+    arguments = parser.parse_args()
+    try:
+        settings = load(arguments.settings)
+        logs.configure(settings.process.name or name, settings.log.level)
+        return asyncio.run(main(settings))
+    except SettingsError as e:
+        print(f"{name}: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130

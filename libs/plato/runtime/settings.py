@@ -1,0 +1,272 @@
+"""Settings: flag > PLATO_SECTION__KEY > plato.yaml > default. Read once, validated whole, frozen.
+
+An unknown key, a wrong type or a value out of bounds is a SettingsError whose one line names the key, the value and the
+way out. Units stand in the names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from plato.api import names
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+PREFIX = "PLATO_"
+
+
+class SettingsError(Exception):
+    """A setting that cannot work: one line that names the key, the value and the way out."""
+
+
+def _worker_count(count: int) -> int:
+    if count not in (1, 2, 4, 8, 16):
+        raise ValueError("must be 1, 2, 4, 8 or 16")
+    return count
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+
+class ProcessSettings(_Section):
+    """Who this process is. Set by the supervisor or the downward API, not by hand."""
+
+    name: str = Field("", description="Name in the topology, e.g. plato-s0, edge-0, plato-msg-0.")
+    uid: str = Field("", description="Unique per start; the topology's record must name it before it serves.")
+
+
+class TopologySettings(_Section):
+    """Where the topology is read."""
+
+    path: Path = Field(Path("topology.json"), description="File that holds the topology record.")
+
+
+class AuthSettings(_Section):
+    """Who may come in."""
+
+    keys_dir: Path = Field(Path("keys"), description="One file per key; its name without suffix is the kid.")
+    issuer: str = Field("plato", min_length=1, description="Required `iss` of a token.")
+    audience: str = Field("plato", min_length=1, description="Required `aud` of a token.")
+    guests: bool = Field(False, description="Lets the public client in without a token, as guest:<conn_id>.")
+
+
+class GatewaySettings(_Section):
+    """The gateway pod: workers and link."""
+
+    host: str = Field("127.0.0.1", description="Address that TCP and WebSocket listen on.")
+    tcp_port: Port = names.GATEWAY_TCP_PORT
+    ws_port: Port = names.GATEWAY_WS_PORT
+    admin_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz, /metrics and the load figures.")
+    admin_port: Port = names.GATEWAY_ADMIN_PORT
+    workers: Annotated[int, AfterValidator(_worker_count)] = Field(2, description="Worker processes; one per core.")
+    max_connections: int = Field(50_000, ge=1, le=1_000_000, description="Per gateway; past it: try the next.")
+    max_frame_bytes: int = Field(65_536, ge=4_096, le=1_048_576, description="Largest payload of one frame.")
+    send_queue_bytes: int = Field(1_048_576, ge=65_536, description="Per connection; past it: closed as slow.")
+    login_timeout_ms: int = Field(10_000, ge=100, description="A connection that sends no frame is closed.")
+    credit_bytes: int = Field(4_194_304, ge=65_536, description="Uplink bytes on their way per worker and shard.")
+    ws_origins: tuple[str, ...] = Field((), description="Origins that browsers may come from; empty: any loopback.")
+    run_dir: Path = Field(Path("run"), description="Folder of the worker-link socket.")
+
+
+class StateSettings(_Section):
+    """A state shard and the timers that clients are told."""
+
+    host: str = "127.0.0.1"
+    port: Port = Field(names.STATE_PORT, description="gRPC.")
+    admin_host: str = "127.0.0.1"
+    admin_port: Port = names.STATE_ADMIN_PORT
+    login_timeout_ms: int = Field(10_000, ge=100, description="From opened to the committed Sync.")
+    heartbeat_ms: int = Field(30_000, ge=200, le=240_000, description="Told to clients.")
+    resume_window_ms: int = Field(300_000, ge=1_000, description="How long a session waits for its client.")
+    reconnect_delay_ms: int = Field(1_000, ge=0, le=60_000, description="Upper bound of a client's random delay.")
+    repeat_min_ms: int = Field(2_000, ge=50, description="First repeat of what is unanswered; told to clients.")
+    repeat_max_ms: int = Field(30_000, ge=50, description="Longest repeat; told to clients.")
+    pending_ms: int = Field(1_000, ge=50, le=1_000, description="An unsettled frame is answered `pending` after this.")
+    fence_stale_ms: int = Field(10_000, ge=1_000, description="A foreign fence unproven this long may be taken (R5).")
+    fence_stop_ms: int = Field(3_000, ge=500, description="Own fences unproven this long: stop answering (R5).")
+    max_uplinks_per_connection: int = Field(
+        64, ge=1, description="Uplinks of one connection on their way; past it: busy."
+    )
+    bus_queue_bytes: int = Field(
+        33_554_432, ge=1_048_576, description="Uplink bytes that wait for the bus; past it: busy."
+    )
+
+
+class MsgSettings(_Section):
+    """The message service."""
+
+    host: str = "127.0.0.1"
+    grpc_port: Port = names.MSG_GRPC_PORT
+    http_host: str = "127.0.0.1"
+    http_port: Port = Field(names.MSG_HTTP_PORT, description="Health, metrics, later the HTTP API.")
+    batch_records: int = Field(500, ge=1, le=10_000, description="Records of one partition in one transaction.")
+    member_stale_ms: int = Field(3_000, ge=500, description="A msg process silent this long loses its partitions.")
+    bus_retention_s: int = Field(86_400, ge=60, description="Bus rows are kept this long after their fan-out.")
+
+
+class IpconfigSettings(_Section):
+    """The list of gateways."""
+
+    host: str = "127.0.0.1"
+    port: Port = names.IPCONFIG_PORT
+    internal_host: str = "127.0.0.1"
+    internal_port: Port = names.IPCONFIG_INTERNAL_PORT
+    poll_ms: int = Field(1_000, ge=50, description="How often each gateway is asked for its load.")
+    silent_ms: int = Field(3_000, ge=100, description="A gateway silent this long is listed last, as unknown.")
+
+
+class DatabaseSettings(_Section):
+    """PostgreSQL: messages, and the bus of small clusters."""
+
+    uri: str = Field("postgresql://plato@127.0.0.1:8908/plato", description="PostgreSQL ≥ 15.")
+    schema_name: str = Field("plato", pattern=r"^[a-z_][a-z0-9_]{0,40}$")
+
+
+class StoreSettings(_Section):
+    """Valkey or Redis: sessions, routes, fences, reservations."""
+
+    url: str = Field("redis://127.0.0.1:8928/0", description="Valkey ≥ 8 or Redis ≥ 7.")
+    key_prefix: str = Field("", pattern=r"^[A-Za-z0-9:_-]{0,32}$")
+
+
+class BusSettings(_Section):
+    """The durable log between state and msg."""
+
+    type: Literal["postgres"] = "postgres"
+    partitions: int = Field(
+        64, ge=1, le=1024, description="Fixed when the database is made; a mismatch refuses to start."
+    )
+
+
+class LogSettings(_Section):
+    """Logs."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class LocalSettings(_Section):
+    """The embedded cluster."""
+
+    data_dir: Path | None = Field(None, description="Default: /var/lib/plato as root, else .plato in this folder.")
+    port_offset: int = Field(0, ge=0, le=50_000, description="Added to every port of the embedded cluster.")
+    shards: int = Field(2, ge=1, le=16)
+    gateways: int = Field(2, ge=1, le=16)
+    msgs: int = Field(2, ge=1, le=16)
+
+
+class Settings(_Section):
+    """Everything one `plato.yaml` can say."""
+
+    process: ProcessSettings = ProcessSettings()
+    topology: TopologySettings = TopologySettings()
+    auth: AuthSettings = AuthSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    state: StateSettings = StateSettings()
+    msg: MsgSettings = MsgSettings()
+    ipconfig: IpconfigSettings = IpconfigSettings()
+    database: DatabaseSettings = DatabaseSettings()
+    store: StoreSettings = StoreSettings()
+    bus: BusSettings = BusSettings()
+    log: LogSettings = LogSettings()
+    local: LocalSettings = LocalSettings()
+
+
+def load(
+    path: Path | None = None,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Reads and validates the settings.
+
+    path: the YAML file; None means $PLATO_SETTINGS, else ./plato.yaml if it exists.
+    flags: {"section.key": value}, strongest. environ: os.environ by default.
+    Raises SettingsError.
+    """
+    env = os.environ if environ is None else environ
+    if path is None and env.get("PLATO_SETTINGS"):
+        path = Path(env["PLATO_SETTINGS"])
+    merged: dict[str, dict[str, Any]] = {}
+    source = _read_yaml(path)
+    for section, values in source.items():
+        if values is None:
+            continue
+        if not isinstance(values, dict):
+            raise SettingsError(f"{section}: {values!r} is no section; write its keys indented below it")
+        merged[str(section)] = dict(values)
+    for name, value in env.items():
+        if name.startswith(PREFIX) and "__" in name:
+            section, key = name[len(PREFIX) :].lower().split("__", 1)
+            merged.setdefault(section, {})[key] = _from_text(value)
+    for name, value in (flags or {}).items():
+        section, key = name.split(".", 1)
+        merged.setdefault(section, {})[key] = value
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as e:
+        raise SettingsError(_one_line(e)) from e
+
+
+def dump(settings: Settings) -> str:
+    """The settings as YAML that `load` reads back."""
+    return yaml.safe_dump(json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True)
+
+
+def _read_yaml(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        path = Path("plato.yaml")
+        if not path.exists():
+            return {}
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise SettingsError(f"settings file {path}: {e.strerror}; name a readable file or leave it out") from e
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        first = " ".join(str(e).split())
+        raise SettingsError(f"settings file {path} is no YAML: {first}") from e
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise SettingsError(f"settings file {path}: must hold sections (gateway:, state:, …), not {type(raw).__name__}")
+    return raw
+
+
+def _from_text(value: str) -> Any:
+    """Environment values are text; lists and objects may be given as JSON."""
+    if value[:1] in "[{":
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = [str(p) for p in first["loc"]]
+    key = ".".join(where)
+    value = first.get("input")
+    if first["type"] == "extra_forbidden":
+        known = _known(where[:-1])
+        kind = "key" if len(where) > 1 else "section"
+        return f"{key}: unknown {kind}; known here: {', '.join(known)}"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    variable = f"{PREFIX}{'__'.join(where[:2]).upper()}"
+    reason = first["msg"]
+    reason = reason.removeprefix("Value error, ")
+    reason = reason[0].lower() + reason[1:]
+    return f"{key}: {value!r} cannot be used: {reason}; correct it in plato.yaml or {variable}{more}"
+
+
+def _known(where: list[str]) -> list[str]:
+    model: Any = Settings
+    for part in where:
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)

@@ -1,0 +1,195 @@
+"""The topology record and its JSON (design §9). Written by the operator or the local supervisor, read by all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+FORMAT: Final = 1
+SLOTS: Final = 1024
+
+
+class TopologyError(ValueError):
+    """The record cannot be read, or breaks a rule; says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRange:
+    """Slots first..last (inclusive) belong to `shard` since `epoch` (the fencing token of that assignment)."""
+
+    first: int
+    last: int
+    shard: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A state shard: where it serves (host:port) and which process is it now."""
+
+    addr: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway pod. worker_id mints; homes are the shards in whose slots it mints; ip and ports face clients."""
+
+    uid: str
+    worker_id: int
+    workers: int
+    homes: tuple[str, ...]
+    ip: str
+    tcp: int
+    ws: int
+    admin: str
+    state: str = "serving"
+    zone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Msg:
+    """A msg process: worker_id mints msg_ids; addr is its gRPC host:port."""
+
+    uid: str
+    worker_id: int
+    addr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One version of the record. Immutable; `epoch` rises with every write."""
+
+    cluster_uid: str
+    epoch: int
+    slots: tuple[SlotRange, ...]
+    shards: Mapping[str, Shard] = field(default_factory=dict)
+    gateways: Mapping[str, Gateway] = field(default_factory=dict)
+    msgs: Mapping[str, Msg] = field(default_factory=dict)
+    _owners: tuple[SlotRange, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        owners: list[SlotRange | None] = [None] * SLOTS
+        for r in self.slots:
+            if not 0 <= r.first <= r.last < SLOTS:
+                raise TopologyError(f"slot range {r.first}-{r.last} is outside 0-{SLOTS - 1}")
+            for slot in range(r.first, r.last + 1):
+                if owners[slot] is not None:
+                    raise TopologyError(f"slot {slot} has two owners")
+                owners[slot] = r
+        if None in owners:
+            raise TopologyError(f"slot {owners.index(None)} has no owner")
+        object.__setattr__(self, "_owners", tuple(owners))
+
+    def owner(self, slot: int) -> SlotRange:
+        """The range that holds `slot`: its shard and the epoch of the assignment."""
+        return self._owners[slot]
+
+    def slots_of(self, shard: str) -> dict[int, int]:
+        """{slot: epoch of its assignment} of one shard."""
+        return {s: r.epoch for s, r in enumerate(self._owners) if r.shard == shard}
+
+    def gateway_by_worker_id(self, worker_id: int) -> tuple[str, Gateway] | None:
+        """The gateway that minted a conn_id, by its worker_id bits."""
+        for name, gateway in self.gateways.items():
+            if gateway.worker_id == worker_id:
+                return name, gateway
+        return None
+
+
+def even_ranges(shards: Iterable[str], epoch: int) -> tuple[SlotRange, ...]:
+    """All slots spread evenly over the shards, in name order given."""
+    names = list(shards)
+    if not names:
+        raise TopologyError("a topology needs at least one shard")
+    cuts = [SLOTS * i // len(names) for i in range(len(names) + 1)]
+    return tuple(SlotRange(cuts[i], cuts[i + 1] - 1, n, epoch) for i, n in enumerate(names))
+
+
+def with_process(
+    topology: Topology,
+    epoch: int,
+    *,
+    shards: Mapping[str, Shard] | None = None,
+    gateways: Mapping[str, Gateway] | None = None,
+    msgs: Mapping[str, Msg] | None = None,
+) -> Topology:
+    """A newer version with some records replaced or added."""
+    return replace(
+        topology,
+        epoch=epoch,
+        shards={**topology.shards, **(shards or {})},
+        gateways={**topology.gateways, **(gateways or {})},
+        msgs={**topology.msgs, **(msgs or {})},
+    )
+
+
+def next_epoch(last: int, unix_s: int) -> int:
+    """max(last + 1, unix seconds)."""
+    return max(last + 1, unix_s)
+
+
+def dumps(t: Topology) -> str:
+    """The record as JSON text."""
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "cluster_uid": t.cluster_uid,
+            "epoch": t.epoch,
+            "slots": [[r.first, r.last, r.shard, r.epoch] for r in t.slots],
+            "shards": {n: {"addr": s.addr, "uid": s.uid} for n, s in t.shards.items()},
+            "gateways": {
+                n: {
+                    "uid": g.uid,
+                    "worker_id": g.worker_id,
+                    "workers": g.workers,
+                    "homes": list(g.homes),
+                    "ip": g.ip,
+                    "tcp": g.tcp,
+                    "ws": g.ws,
+                    "admin": g.admin,
+                    "state": g.state,
+                    "zone": g.zone,
+                }
+                for n, g in t.gateways.items()
+            },
+            "msgs": {n: {"uid": m.uid, "worker_id": m.worker_id, "addr": m.addr} for n, m in t.msgs.items()},
+        },
+        indent=1,
+    )
+
+
+def loads(text: str) -> Topology:
+    """Reads the record. Raises TopologyError, which says what is wrong."""
+    try:
+        raw: Any = json.loads(text)
+        if raw["format"] != FORMAT:
+            raise TopologyError(f"topology format {raw['format']} is not {FORMAT}: this process is of another version")
+        return Topology(
+            cluster_uid=raw["cluster_uid"],
+            epoch=int(raw["epoch"]),
+            slots=tuple(SlotRange(int(a), int(b), str(n), int(e)) for a, b, n, e in raw["slots"]),
+            shards={n: Shard(s["addr"], s["uid"]) for n, s in raw["shards"].items()},
+            gateways={
+                n: Gateway(
+                    uid=g["uid"],
+                    worker_id=int(g["worker_id"]),
+                    workers=int(g["workers"]),
+                    homes=tuple(g["homes"]),
+                    ip=g["ip"],
+                    tcp=int(g["tcp"]),
+                    ws=int(g["ws"]),
+                    admin=g["admin"],
+                    state=g.get("state", "serving"),
+                    zone=g.get("zone", ""),
+                )
+                for n, g in raw["gateways"].items()
+            },
+            msgs={n: Msg(m["uid"], int(m["worker_id"]), m["addr"]) for n, m in raw["msgs"].items()},
+        )
+    except TopologyError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise TopologyError(f"the topology record cannot be read: {e!r}") from e

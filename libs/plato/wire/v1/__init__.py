@@ -1,0 +1,1 @@
+"""Version 1. `make proto` generates the stubs; CI compares."""

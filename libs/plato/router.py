@@ -1,1 +1,52 @@
-"""Routes of users' devices: read many, set by compare-and-set, end without deleting. Used by state and msg."""
+"""Routes of users' devices: read many, set by compare-and-set, end without deleting. Used by state and msg.
+
+A route says where a device is: (conn_id, gen). It changes three ways only, each one atomic step of the store:
+
+    commit   what was read at Login or ReConn → (conn_id, gen + 1)   the first Sync (R2); lost: somebody was faster
+    end      mine → (0, gen + 1)                                     a late close finds a newer route and leaves it
+    restore  nothing → mine                                          after the store was wiped, by the live owner
+
+Nothing is cached here, and nothing is ever deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plato.ports import Route, RouteStore
+
+
+class Router:
+    """The logic above a RouteStore. Every method raises Unavailable; repeating one that was unknown is right."""
+
+    def __init__(self, routes: RouteStore) -> None:
+        self._routes = routes
+
+    async def read_many(self, users: Sequence[str]) -> list[dict[int, Route]]:
+        """Per user, in order: {device_id: Route}, ended ones included. One pipeline."""
+        return await self._routes.read_many(users)
+
+    async def read(self, user: str, device_id: int) -> Route | None:
+        """The route of one device; None: it never had one."""
+        (devices,) = await self._routes.read_many([user])
+        return devices.get(device_id)
+
+    async def live(self, users: Sequence[str]) -> list[dict[int, Route]]:
+        """Per user, in order: {device_id: Route} of the devices that have a connection."""
+        return [
+            {device_id: route for device_id, route in devices.items() if route.conn_id}
+            for devices in await self._routes.read_many(users)
+        ]
+
+    async def commit(self, user: str, device_id: int, seen: Route | None, conn_id: int) -> Route | None:
+        """Sets (conn_id, gen + 1) if the stored route still is `seen`. The new route, or None: another commit came first."""
+        new = Route(conn_id, seen.gen + 1 if seen is not None else 1)
+        return new if await self._routes.compare_and_set(user, device_id, seen, new) else None
+
+    async def end(self, user: str, device_id: int, mine: Route) -> bool:
+        """Sets (0, gen + 1) if the stored route is `mine`. False: a newer one stands (or none), and is left alone."""
+        return await self._routes.compare_and_set(user, device_id, mine, Route(0, mine.gen + 1))
+
+    async def restore(self, user: str, device_id: int, mine: Route) -> bool:
+        """Writes `mine` where the key is missing. True: `mine` stands now; False: another route stands."""
+        return await self._routes.compare_and_set(user, device_id, None, mine)

@@ -61,10 +61,10 @@ class GatewaySettings(_Section):
     """The gateway pod: workers and link."""
 
     host: str = Field("127.0.0.1", description="Address that TCP and WebSocket listen on.")
-    tcp_port: Port = names.GATEWAY_TCP_PORT
-    ws_port: Port = names.GATEWAY_WS_PORT
+    tcp_port: Port = Field(names.GATEWAY_TCP_PORT, description="TCP clients connect here.")
+    ws_port: Port = Field(names.GATEWAY_WS_PORT, description="WebSocket clients connect here, path /ws.")
     admin_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz, /metrics and the load figures.")
-    admin_port: Port = names.GATEWAY_ADMIN_PORT
+    admin_port: Port = Field(names.GATEWAY_ADMIN_PORT, description="Health, metrics; ipconfig asks here for the load.")
     workers: Annotated[int, AfterValidator(_worker_count)] = Field(2, description="Worker processes; one per core.")
     max_connections: int = Field(50_000, ge=1, le=1_000_000, description="Per gateway; past it: try the next.")
     max_frame_bytes: int = Field(65_536, ge=4_096, le=1_048_576, description="Largest payload of one frame.")
@@ -78,10 +78,10 @@ class GatewaySettings(_Section):
 class StateSettings(_Section):
     """A state shard and the timers that clients are told."""
 
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", description="Address that gateways, msg and other shards connect to.")
     port: Port = Field(names.STATE_PORT, description="gRPC.")
-    admin_host: str = "127.0.0.1"
-    admin_port: Port = names.STATE_ADMIN_PORT
+    admin_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics.")
+    admin_port: Port = Field(names.STATE_ADMIN_PORT, description="Health and metrics.")
     login_timeout_ms: int = Field(10_000, ge=100, description="From opened to the committed Sync.")
     heartbeat_ms: int = Field(30_000, ge=200, le=240_000, description="Told to clients.")
     resume_window_ms: int = Field(300_000, ge=1_000, description="How long a session waits for its client.")
@@ -102,9 +102,9 @@ class StateSettings(_Section):
 class MsgSettings(_Section):
     """The message service."""
 
-    host: str = "127.0.0.1"
-    grpc_port: Port = names.MSG_GRPC_PORT
-    http_host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", description="Address that state shards connect to.")
+    grpc_port: Port = Field(names.MSG_GRPC_PORT, description="gRPC: Sync and Pull, for state.")
+    http_host: str = Field("127.0.0.1", description="Address of the HTTP port.")
     http_port: Port = Field(names.MSG_HTTP_PORT, description="Health, metrics, later the HTTP API.")
     batch_records: int = Field(500, ge=1, le=10_000, description="Records of one partition in one transaction.")
     member_stale_ms: int = Field(3_000, ge=500, description="A msg process silent this long loses its partitions.")
@@ -114,10 +114,10 @@ class MsgSettings(_Section):
 class IpconfigSettings(_Section):
     """The list of gateways."""
 
-    host: str = "127.0.0.1"
-    port: Port = names.IPCONFIG_PORT
-    internal_host: str = "127.0.0.1"
-    internal_port: Port = names.IPCONFIG_INTERNAL_PORT
+    host: str = Field("127.0.0.1", description="Address that clients ask for gateways.")
+    port: Port = Field(names.IPCONFIG_PORT, description="GET /ip/list.")
+    internal_host: str = Field("127.0.0.1", description="Address of the internal port; keep it from clients.")
+    internal_port: Port = Field(names.IPCONFIG_INTERNAL_PORT, description="Health, metrics and /explain.")
     poll_ms: int = Field(1_000, ge=50, description="How often each gateway is asked for its load.")
     silent_ms: int = Field(3_000, ge=100, description="A gateway silent this long is listed last, as unknown.")
 
@@ -126,20 +126,24 @@ class DatabaseSettings(_Section):
     """PostgreSQL: messages, and the bus of small clusters."""
 
     uri: str = Field("postgresql://plato@127.0.0.1:8908/plato", description="PostgreSQL ≥ 15.")
-    schema_name: str = Field("plato", pattern=r"^[a-z_][a-z0-9_]{0,40}$")
+    schema_name: str = Field(
+        "plato", pattern=r"^[a-z_][a-z0-9_]{0,40}$", description="PostgreSQL schema; lets clusters share a database."
+    )
 
 
 class StoreSettings(_Section):
     """Valkey or Redis: sessions, routes, fences, reservations."""
 
     url: str = Field("redis://127.0.0.1:8928/0", description="Valkey ≥ 8 or Redis ≥ 7.")
-    key_prefix: str = Field("", pattern=r"^[A-Za-z0-9:_-]{0,32}$")
+    key_prefix: str = Field(
+        "", pattern=r"^[A-Za-z0-9:_-]{0,32}$", description="Before every key; lets clusters share a store."
+    )
 
 
 class BusSettings(_Section):
     """The durable log between state and msg."""
 
-    type: Literal["postgres"] = "postgres"
+    type: Literal["postgres"] = Field("postgres", description="Which log: postgres.")
     partitions: int = Field(
         64, ge=1, le=1024, description="Fixed when the database is made; a mismatch refuses to start."
     )
@@ -148,7 +152,7 @@ class BusSettings(_Section):
 class LogSettings(_Section):
     """Logs."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is written.")
 
 
 class LocalSettings(_Section):
@@ -156,9 +160,11 @@ class LocalSettings(_Section):
 
     data_dir: Path | None = Field(None, description="Default: /var/lib/plato as root, else .plato in this folder.")
     port_offset: int = Field(0, ge=0, le=50_000, description="Added to every port of the embedded cluster.")
-    shards: int = Field(2, ge=1, le=16)
-    gateways: int = Field(2, ge=1, le=16)
-    msgs: int = Field(2, ge=1, le=16)
+    shards: int = Field(2, ge=1, le=16, description="State shards; two, so that one may die while the other serves.")
+    gateways: int = Field(2, ge=1, le=16, description="Gateways; clients of a dead one come back through another.")
+    msgs: int = Field(2, ge=1, le=16, description="Msg processes; each takes over the partitions of a dead one.")
+    postgres_port: Port = Field(names.POSTGRES_PORT, description="The embedded PostgreSQL, on loopback.")
+    valkey_port: Port = Field(names.VALKEY_PORT, description="The embedded Valkey, on loopback.")
 
 
 class Settings(_Section):

@@ -1,1 +1,37 @@
 """The Python client: never loses, doubles or re-orders a message, never needs its user after a disconnect."""
+
+from plato.client.api import (
+    ClientError,
+    Conversation,
+    Delivery,
+    Message,
+    OutboxFull,
+    Phase,
+    Receipt,
+    Refused,
+    State,
+    Stopped,
+    StoreError,
+    StoreForeign,
+    StoreInUse,
+)
+from plato.client.client import Client, Sent, TokenProvider
+
+__all__ = [
+    "Client",
+    "ClientError",
+    "Conversation",
+    "Delivery",
+    "Message",
+    "OutboxFull",
+    "Phase",
+    "Receipt",
+    "Refused",
+    "Sent",
+    "State",
+    "Stopped",
+    "StoreError",
+    "StoreForeign",
+    "StoreInUse",
+    "TokenProvider",
+]

@@ -5,12 +5,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help setup up down status doctor test lint types imports proto proto-check ci clean
+.PHONY: help setup up down status doctor test lint types imports proto proto-check \
+	settings-page settings-check mutants lock first-use ci clean
 
 help:
-	@echo "make up      start Plato on this machine (Ctrl-C stops it; the data stays)"
-	@echo "make test    run the tests on real processes"
-	@echo "make lint types imports proto-check   what CI checks besides"
+	@echo "make up          start Plato on this machine (Ctrl-C stops it; the data stays)"
+	@echo "make down, status, doctor    stop it, look at it, look at this machine; make setup installs only"
+	@echo "make test        run the tests on real processes; ARGS=\"images/state -k r2\" picks some"
+	@echo "make lint, types, imports    ruff, mypy --strict, the import rules"
+	@echo "make proto, settings-page, lock    write the stubs, docs/settings.md, requirements.lock"
+	@echo "make proto-check, settings-check   compare them"
+	@echo "make mutants     break each rule and see its test fail; ARGS=R7 picks one"
+	@echo "make first-use   clone, start, chat, as a newcomer would"
+	@echo "make ci          all of this, as CI does; make clean removes what was installed"
 
 setup: $(VENV)/.done
 
@@ -46,6 +53,22 @@ proto: setup
 
 proto-check: setup
 	@$(BIN)/python tools/proto.py --check
+
+settings-page: setup
+	@$(BIN)/python tools/settings_page.py
+
+settings-check: setup
+	@$(BIN)/python tools/settings_page.py --check
+
+mutants: setup
+	@$(BIN)/python tools/mutants.py $(ARGS)
+
+lock: setup
+	@$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --universal --generate-hashes --no-header --no-annotate \
+	    --python-version 3.11 --output-file requirements.lock
+
+first-use: setup
+	@$(BIN)/python tools/first_use.py
 
 ci:
 	@bash .ci/run

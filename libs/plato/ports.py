@@ -167,6 +167,10 @@ class BusReader(Protocol):
     async def read(self, partition: int, after: int, limit: int) -> list[BusRecord]:
         """The records with position > after, by rising position, at most `limit`."""
 
+    async def read_many(self, after: Mapping[int, int], limit: int, limit_bytes: int) -> list[BusRecord]:
+        """`read` for several partitions {partition: after} at once, sorted by partition and position. Per partition at
+        most `limit` records and at most `limit_bytes` of values, but always the first one."""
+
     async def wait(self, partitions: Iterable[int], timeout_s: float) -> set[int]:
         """Waits until one of `partitions` may have new records, or the time-out; returns the hinted ones (maybe none)."""
 

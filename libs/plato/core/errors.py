@@ -4,7 +4,8 @@
     ├── PeerError            the other side's fault; carries the wire code that it is answered with
     └── DependencyError      a part that we need did not do its work
         ├── Unavailable      away, or the outcome is unknown; repeating is right
-        └── Fenced           a newer owner exists; step down, repeating is wrong
+        ├── Fenced           a newer owner exists; step down, repeating is wrong
+        └── Unstorable       the data themselves were refused; the same again would be refused again
 
 A setting that cannot work is plato.runtime.settings.SettingsError: it ends the process before anything else began.
 """
@@ -36,3 +37,7 @@ class Unavailable(DependencyError):
 
 class Fenced(DependencyError):
     """A newer fence or epoch stands. The caller lost its ownership and must step down."""
+
+
+class Unstorable(DependencyError):
+    """The database refused the data themselves (SQLSTATE class 22 or 23), and nothing was written."""

@@ -173,6 +173,8 @@ class Client:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        # A task that was cancelled before it began has failed nobody.
+        self._fail([], Unavailable(f"store {self._where}: the connection was closed"))
         await self._connection.disconnect(nowait=False)
 
     # ── the task ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,7 +183,8 @@ class Client:
         batch: list[_Request] = []
         try:
             while self._queue:
-                batch = self._take()
+                if not (batch := self._take()):
+                    break
                 await self._pipeline([call for request in batch for call in request.calls])
                 for request in batch:
                     if not request.done.done():
@@ -189,15 +192,13 @@ class Client:
         except asyncio.CancelledError:
             self._fail(batch, Unavailable(f"store {self._where}: the connection was closed"))
             raise
-        except Unavailable as e:
-            self._fail(batch, e)
-        except Exception as e:  # a bug here must not leave callers waiting for ever
+        except Exception as e:  # Unavailable, or a bug here, which must not leave callers waiting for ever
             self._fail(batch, e)
         finally:
             self._task = None
 
     def _take(self) -> list[_Request]:
-        """The next requests, at least one; those whose caller gave up are dropped unsent."""
+        """The next requests; those whose caller gave up are dropped unsent. Empty: nobody waits any more."""
         batch: list[_Request] = []
         weight = 0
         while self._queue:

@@ -34,7 +34,7 @@ def _make_targets() -> set[str]:
 
 
 def _plato_commands() -> set[str]:
-    from plato.cli.__main__ import app
+    from plato.cli.app import app
 
     command = typer.main.get_command(app)
     return set(getattr(command, "commands", {}))

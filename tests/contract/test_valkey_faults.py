@@ -185,7 +185,7 @@ async def test_what_cannot_be_packed_fails_its_own_caller_only(store: ValkeyStor
 async def test_an_error_that_the_store_answers_is_unavailable(admin: Client) -> None:
     broken = Script("return redis.call('NOSUCH')")
     good = asyncio.create_task(admin.run([command("PING")]))
-    with pytest.raises(Unavailable, match="(?i)unknown .*command") as caught:
+    with pytest.raises(Unavailable, match=r"(?i)unknown .*command") as caught:
         await admin.run([evaluate(broken, ["k"])])
     assert caught.value.__cause__ is not None
     assert await good == [b"PONG"]

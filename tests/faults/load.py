@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from plato.client import Client, Message, Phase, Refused
 from plato.client import Sent as Ticket
@@ -24,7 +25,7 @@ from plato.core.conversations import dialogue_id
 from tests.faults import checker
 from tests.faults.waiting import until
 
-Transport = str
+Transport = Literal["tcp", "ws"]
 MakeClient = Callable[[str, Path, Transport], Client]
 """(user, store path, "tcp" or "ws") → a client that is not yet entered."""
 
@@ -104,7 +105,7 @@ class Crowd:
         self._make = make
         self.people = []
         for n, user in enumerate(users):
-            transport = "ws" if ws_every and n % ws_every == ws_every - 1 else "tcp"
+            transport: Transport = "ws" if ws_every and n % ws_every == ws_every - 1 else "tcp"
             store = folder / f"{user}.sqlite"
             self.people.append(Person(user, store, transport, make(user, store, transport)))
         self.flights: list[Flight] = []

@@ -1,0 +1,114 @@
+"""A whole gateway pod dies under 50 clients, four times: each comes back through the other one, and loses nothing.
+
+Pod, workers and link are killed at once. The supervisor stands still (SIGSTOP) until all clients are back, as a node that
+is gone starts nothing again; so the dead gateway is dead for as long as it matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from plato.client import Client, Phase
+from plato.local.cluster import LocalCluster
+
+from tests.faults import looking
+from tests.faults.checker import check
+from tests.faults.load import Crowd, Person, Transport
+from tests.faults.waiting import until
+
+CLIENTS = 50
+WRITERS = {"w0": ("edge-0",), "w1": ("edge-1",)}
+"""Two more who know one gateway only, so that one of them stays connected in each round."""
+ROUNDS = 4
+BACK_WITHIN_S = 2.0
+SHOWN_WITHIN_S = 5.0
+
+
+@contextlib.contextmanager
+def supervisor_stands_still(cluster: LocalCluster) -> Iterator[None]:
+    """Nothing is started again meanwhile."""
+    pid = int(cluster.status()["supervisor_pid"])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def kill_pod(cluster: LocalCluster, gateway: str) -> float:
+    """kill -9 of the pod's process, its workers and its link; returns time.monotonic()."""
+    for pid in [p for g in cluster.pids(gateway) for p in looking.descendants(g)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return time.monotonic()
+
+
+@pytest.mark.timeout(120)
+async def test_clients_of_a_dead_gateway_come_back_through_the_other(
+    new_cluster: Callable[..., LocalCluster], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = new_cluster({"state.heartbeat_ms": 5_000})
+    names = ("edge-0", "edge-1")
+    address = {
+        (name, transport): f"127.0.0.1:{cluster.ports[f'{name}.{transport}']}"
+        for name in names
+        for transport in ("tcp", "ws")
+    }
+
+    def make(user: str, store: Path, transport: Transport) -> Client:
+        return Client(
+            cluster.token(user), store, [address[n, transport] for n in names], user=user, transport=transport
+        )
+
+    delay_s = cluster.settings.state.reconnect_delay_ms / 1000
+    lines = []
+    async with Crowd([*(f"u{n:02}" for n in range(CLIENTS)), *WRITERS], tmp_path, make) as crowd:
+        clients, writers = crowd.people[:CLIENTS], dict(zip(names, crowd.people[CLIENTS:], strict=True))
+        for round_no in range(ROUNDS):
+            dead, other = names[round_no % 2], names[1 - round_no % 2]
+            await until(lambda: cluster.ready(), 30.0, "the cluster is not whole")
+            await gather_at(clients, cluster, dead)
+            before = [len(p.onlines) for p in clients]
+            with supervisor_stands_still(cluster):
+                at = kill_pod(cluster, dead)
+                flights = [
+                    await crowd.say(p, crowd.people[n ^ 1].user, b"in the gap") for n, p in enumerate(crowd.people)
+                ]
+                await until(partial(all_back, crowd, before), 30.0, "some client did not come back")
+                backs = [p.onlines[n] - at for p, n in zip(crowd.people, before, strict=True)]
+                for person in crowd.people:
+                    assert person.client.state.gateway == address[other, person.transport], person.client.state
+                await until(partial(all_shown, flights), SHOWN_WITHIN_S, "a message sent in the gap did not arrive")
+            lines.append(f"  {dead} dead: all {CLIENTS} back via {other} after {min(backs):.2f} to {max(backs):.2f} s")
+            assert max(backs) <= delay_s + BACK_WITHIN_S
+        assert await crowd.rest(30.0)
+        findings = check(await crowd.history(lambda: looking.rows(cluster), looking.stored))
+    with capsys.disabled():
+        print("\ngateway death:\n" + "\n".join(lines))
+    assert findings == []
+
+
+def all_back(clients: Sequence[Person], before: Sequence[int]) -> bool:
+    return all(len(p.onlines) > n for p, n in zip(clients, before, strict=True))
+
+
+def all_shown(readers: Mapping[bytes, Person]) -> bool:
+    return all(client_msg_id in person.shown_at for client_msg_id, person in readers.items())
+
+
+async def gather_at(clients: Sequence[Person], cluster: LocalCluster, gateway: str) -> None:
+    """Waits until every client is online at one gateway; they are where the last round left them."""
+    ports = {cluster.ports[f"{gateway}.tcp"], cluster.ports[f"{gateway}.ws"]}
+
+    def there() -> bool:
+        states = [p.client.state for p in clients]
+        return all(s.phase is Phase.ONLINE and int((s.gateway or ":0").rsplit(":", 1)[1]) in ports for s in states)
+
+    await until(there, 20.0, f"not everybody is at {gateway}: {[str(p.client.state) for p in clients]}")

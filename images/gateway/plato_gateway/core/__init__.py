@@ -1,1 +1,1 @@
-"""The pure core of gateway."""
+"""The gateway's pure core: the lane between worker and link, the WebSocket codec, home slots, stamp grants."""

@@ -1,0 +1,72 @@
+"""The gateway's entry: `python -m plato_gateway [--settings F]` is the pod; it starts itself again as worker and link.
+
+Roles import what they need only: a worker loads neither gRPC nor protobuf.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from plato.runtime import logs
+from plato.runtime.process import die_with_parent
+from plato.runtime.settings import Settings, SettingsError, load
+
+from . import pod, preflight
+
+
+def main() -> int:
+    """Runs the role that the arguments name. Returns the exit code: 0; 1 a part failed; 2 settings; 3 cannot start here."""
+    parser = argparse.ArgumentParser(prog="gateway")
+    parser.add_argument("--settings", type=Path, default=None, help="settings file (default: ./plato.yaml)")
+    parser.add_argument("--role", choices=("pod", "worker", "link"), default="pod", help=argparse.SUPPRESS)
+    parser.add_argument("--index", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--pod-pid", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.pod_pid:
+        die_with_parent()
+        if os.getppid() != arguments.pod_pid:
+            return 1  # the pod died before the kernel was asked to tell
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    try:
+        settings = load(arguments.settings)
+        logs.configure(settings.process.name or "gateway", settings.log.level)
+        if arguments.role == "worker":
+            from . import worker
+
+            return worker.run(settings, arguments.index)
+        if arguments.role == "link":
+            return asyncio.run(_run_link(settings))
+        preflight.check(settings.gateway)
+        given = ["--settings", str(arguments.settings)] if arguments.settings else []
+        return pod.Pod(settings, given).run()
+    except SettingsError as e:
+        print(f"gateway: {e}", file=sys.stderr)
+        return 2
+    except preflight.StartError as e:
+        print(f"gateway: {e}", file=sys.stderr)
+        return preflight.CANNOT_START
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _run_link(settings: Settings) -> int:
+    from plato.adapters.topology_file import FileTopology
+    from plato.runtime.process import until_stopped
+
+    from .link import Link
+
+    link = Link(settings, FileTopology(settings.topology.path))
+    try:
+        await link.start()
+        return await until_stopped([asyncio.create_task(link.run(), name="link")])
+    finally:
+        await link.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The gateway's parent process: starts the workers and the link, starts again what dies, and ends all of them with itself.
+
+It does nothing else, so that it has no reason to die. A child that ran for SETTLED_S is started again at once, one that
+keeps dying after a delay that doubles up to MAX_DELAY_S. A child that says at its first start that it cannot (exit code
+2 or 3: settings, ports) ends the pod with that code. `pids.json` in gateway.run_dir names the processes; it is replaced
+whole at each change.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from plato.runtime import logs
+from plato.runtime.settings import Settings
+
+from .preflight import CANNOT_START
+
+SETTLED_S: Final = 5.0
+MIN_DELAY_S: Final = 0.1
+MAX_DELAY_S: Final = 2.0
+WORKERS_STOP_S: Final = 2.0
+LINK_STOP_S: Final = 1.5
+
+_FINAL_CODES = (2, CANNOT_START)
+
+
+@dataclass(slots=True)
+class _Child:
+    """One process of the pod, its command, and when it may start again."""
+
+    role: str
+    command: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    started_s: float = 0.0
+    start_at_s: float = 0.0
+    delay_s: float = MIN_DELAY_S
+    settled: bool = False
+    """It ran for SETTLED_S once: from then on nothing that it says ends the pod, whose sockets live."""
+
+
+class Pod:
+    """The children of one gateway. `run` returns the exit code."""
+
+    def __init__(self, settings: Settings, arguments: Sequence[str]) -> None:
+        """`arguments` are those that give a child its settings."""
+        self._run_dir = settings.gateway.run_dir
+        self._log = logs.get("pod")
+        base = [sys.executable, "-m", "plato_gateway", *arguments, "--pod-pid", str(os.getpid())]
+        self._workers = [
+            _Child(f"worker {k}", [*base, "--role", "worker", "--index", str(k)])
+            for k in range(settings.gateway.workers)
+        ]
+        self._link = _Child("link", [*base, "--role", "link"])
+
+    def run(self) -> int:
+        """Keeps the children alive until SIGTERM or SIGINT; ends them; returns the exit code."""
+        wanted = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+        # Blocked and taken one by one: nothing is lost between looking and waiting. Children unblock them (__main__).
+        signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+        code = 0
+        while True:
+            self._start_due()
+            taken = signal.sigtimedwait(wanted, self._wait_s())
+            if taken is not None and taken.si_signo != signal.SIGCHLD:
+                break
+            final = self._reap()
+            if final:
+                code = final
+                break
+        self._stop()
+        return code
+
+    def _children(self) -> list[_Child]:
+        return [self._link, *self._workers]
+
+    def _wait_s(self) -> float:
+        now_s = time.monotonic()
+        due = [c.start_at_s - now_s for c in self._children() if c.process is None]
+        return max(0.01, min([1.0, *due]))
+
+    def _start_due(self) -> None:
+        started = False
+        for child in self._children():
+            if child.process is None and time.monotonic() >= child.start_at_s:
+                child.process = subprocess.Popen(child.command)
+                child.started_s = time.monotonic()
+                started = True
+        if started:
+            self._write_pids()
+
+    def _reap(self) -> int:
+        """Looks which children ended; returns an exit code that ends the pod, else 0."""
+        ended = False
+        for child in self._children():
+            if child.process is None or child.process.poll() is None:
+                continue
+            code, child.process, ended = child.process.returncode, None, True
+            now_s = time.monotonic()
+            if now_s - child.started_s >= SETTLED_S:
+                child.settled = True
+            if code in _FINAL_CODES and not child.settled:
+                return code
+            if now_s - child.started_s >= SETTLED_S:
+                child.delay_s = MIN_DELAY_S
+                child.start_at_s = now_s
+            else:
+                # The first death of a young process is answered at once too: something may have killed it.
+                child.start_at_s = now_s if child.delay_s == MIN_DELAY_S else now_s + child.delay_s
+                child.delay_s = min(2 * child.delay_s, MAX_DELAY_S)
+            self._log.warning("a process of the gateway ended", role=child.role, code=code)
+        if ended:
+            self._write_pids()
+        return 0
+
+    def _stop(self) -> None:
+        """Workers first: their last words to the shards go through the link."""
+        self._end(self._workers, WORKERS_STOP_S)
+        self._end([self._link], LINK_STOP_S)
+        (self._run_dir / "pids.json").unlink(missing_ok=True)
+
+    def _end(self, children: list[_Child], timeout_s: float) -> None:
+        alive = [c.process for c in children if c.process is not None]
+        for process in alive:
+            process.terminate()
+        end_s = time.monotonic() + timeout_s
+        for process in alive:
+            try:
+                process.wait(max(0.0, end_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _write_pids(self) -> None:
+        write_pids(
+            self._run_dir,
+            os.getpid(),
+            self._link.process.pid if self._link.process is not None else 0,
+            [c.process.pid if c.process is not None else 0 for c in self._workers],
+        )
+
+
+def write_pids(run_dir: Path, pod: int, link: int, workers: list[int]) -> None:
+    """Replaces <run_dir>/pids.json: {"pod": pid, "link": pid, "workers": [pid, …]}; 0: not running at the moment."""
+    fresh = run_dir / "pids.json.new"
+    fresh.write_text(json.dumps({"pod": pod, "link": link, "workers": workers}) + "\n", encoding="utf-8")
+    fresh.replace(run_dir / "pids.json")

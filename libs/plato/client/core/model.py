@@ -1,0 +1,175 @@
+"""What the core remembers and what it asks of its edge.
+
+A call into the machine changes memory and collects one `Effects`. The edge makes its `writes` durable first, in order, and
+only then sends its frames and tells its notices; so nothing is acknowledged, sent or shown that a crash could forget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from plato.client.api import State
+
+UNPLACED: Final = -1
+"""Cursor of a conversation whose first cursor no Sync has told yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stored message, as the platform numbered it. server_at_ms: Unix ms, for display only."""
+
+    conversation_id: str
+    seq: int
+    prev_seq: int
+    msg_id: int
+    from_user: str
+    msg_type: int
+    body: bytes
+    client_msg_id: bytes
+    server_at_ms: int
+
+
+@dataclass(slots=True)
+class Entry:
+    """One message in the outbox. client_id and client_msg_id never change; accepted: ACKed in this run of the client."""
+
+    conversation_id: str
+    client_id: int
+    client_msg_id: bytes
+    to_user: str
+    msg_type: int
+    body: bytes
+    accepted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A conversation as the store keeps it: cursor (or UNPLACED), the newest seq heard of, the next client_id (from 1)."""
+
+    conversation_id: str
+    peer: str
+    cursor: int
+    newest_seq: int
+    next_client_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The last session whose Sync was answered; what ReConn names."""
+
+    conn_id: int
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a store holds at start, save the messages. gateways: the last list heard, best first."""
+
+    device_id: int
+    user: str | None = None
+    session: Session | None = None
+    gateways: tuple[str, ...] = ()
+    last_gateway: str | None = None
+    places: tuple[Place, ...] = ()
+    outbox: tuple[Entry, ...] = ()  # by (conversation_id, client_id)
+
+
+@dataclass(slots=True)
+class Writes:
+    """One transaction. Later values of a key replace earlier ones; rows and entries keep their order."""
+
+    rows: list[Row] = field(default_factory=list)
+    places: dict[str, Place] = field(default_factory=dict)
+    queued: dict[bytes, Entry] = field(default_factory=dict)  # by client_msg_id
+    unqueued: list[Entry] = field(default_factory=list)  # settled: they leave the outbox
+    refused: list[tuple[Entry, int]] = field(default_factory=list)  # and stay in sight, with their code
+    meta: dict[str, str] = field(default_factory=dict)  # "" deletes
+    delivered: int = 0  # local number of the last row that the application has taken
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.rows or self.places or self.queued or self.unqueued or self.refused or self.meta or self.delivered
+        )
+
+    def join(self, later: Writes) -> None:
+        """Takes in what comes after, so that both are one transaction."""
+        self.rows += later.rows
+        self.places |= later.places
+        self.queued |= later.queued
+        self.unqueued += later.unqueued
+        self.refused += later.refused
+        self.meta |= later.meta
+        self.delivered = max(self.delivered, later.delivered)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The platform holds this message of ours."""
+
+    client_msg_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """This message of ours has its place."""
+
+    conversation_id: str
+    client_msg_id: bytes
+    msg_id: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedMessage:
+    """This message of ours was refused for good."""
+
+    client_msg_id: bytes
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage:
+    """The answer to a history request; rows None: it could not be had, use what is local."""
+
+    ref: int
+    rows: tuple[Row, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged:
+    """The connection's state is another one."""
+
+    state: State
+
+
+Notice = Accepted | Settled | RefusedMessage | HistoryPage | StateChanged
+
+
+@dataclass(slots=True)
+class Effects:
+    """What the edge does next: writes, then everything else, in this order."""
+
+    writes: Writes = field(default_factory=Writes)
+    link_no: int = 0
+    """The link that `frames` and `close` belong to; frames of an older link are dropped."""
+    frames: list[bytes] = field(default_factory=list)
+    close: bool = False
+    notices: list[Notice] = field(default_factory=list)
+    connect: tuple[int, str] | None = None
+    """Open a link of this number to this address."""
+    want_list: bool = False
+    want_token: bool = False
+    fresh_token: bool = False
+    """With want_token: the last one was refused, ask the provider for another."""
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.writes
+            or self.frames
+            or self.close
+            or self.notices
+            or self.connect
+            or self.want_list
+            or self.want_token
+        )

@@ -1,0 +1,564 @@
+"""The client's machine: every transition of a connection, from the first attempt to the last code.
+
+                        ┌───────────── no gateway left: back-off ─────────────┐
+                        v                                                     │
+    start ──> WAITING ──> LISTING ──> TOKEN ──> CONNECTING ──> HELLO ──> COMMITTING ──> LIVE
+                 ^        (ipconfig)  (no session)   │  ^        │  ^        │           │
+                 │                                   │  └ next ──┘  └ try again / log in ┤
+                 └──── random delay told by the server ── the socket is gone ────────────┘
+    any ──> STOPPED at a code of the range "stop" in a Kick or an Error, at logout, at close
+
+HELLO sends ReConn if a session is known, else Login. COMMITTING has sent the first Sync, which commits (R2); its answer
+makes the session the one that a later ReConn names. LIVE sends the outbox, pulls gaps, acknowledges pushes, beats.
+Only answers, frames and ticks move the machine; each call gets the clock's reading (monotonic, ms) and adds to one
+`Effects`, which the edge takes when its round ends and makes durable before it sends or tells anything of it.
+
+What flows on a committed connection is traffic.py's. Memory: see there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from plato.client.api import Phase, State, Stopped
+from plato.client.core import wire
+from plato.client.core.gateways import Gateways
+from plato.client.core.inbox import Thread
+from plato.client.core.model import Effects, Entry, Session, Snapshot, StateChanged
+from plato.client.core.repeats import Chance, Request, Timing, jittered_ms
+from plato.client.core.traffic import Traffic
+from plato.core.codes import Action, Code, action
+from plato.core.errors import PeerError
+from plato.wire.v1 import client_pb2 as pb
+
+CONNECT_MS: Final = 5_000
+BACKOFF_MIN_MS: Final = 250
+BACKOFF_MAX_MS: Final = 30_000
+STAYED_MS: Final = 2_000
+"""A connection that stayed this long counts as a success: the next loss begins its back-off anew."""
+HELLOS_PER_LINK: Final = 3
+VERSION: Final = "plato-python/1"
+CONNECTION_STOP_MAX: Final = 419
+"""STOP codes up to this one concern the connection, those above it a message or a request."""
+_TOKEN_CODES: Final = frozenset({Code.TOKEN_EXPIRED, Code.TOKEN_NOT_YET_VALID, Code.TOKEN_INVALID, Code.GUESTS_OFF})
+_NUMBERED: Final = frozenset({pb.PUSH, pb.NOTIFY, pb.RECEIPT})
+
+
+class Step(Enum):
+    """Where the machine stands; see the drawing above."""
+
+    WAITING = "waiting"
+    LISTING = "listing"
+    TOKEN = "token"
+    CONNECTING = "connecting"
+    HELLO = "hello"
+    COMMITTING = "committing"
+    LIVE = "live"
+    STOPPED = "stopped"
+
+
+_PHASES: Final = {
+    Step.WAITING: Phase.OFFLINE,
+    Step.LISTING: Phase.CONNECTING,
+    Step.TOKEN: Phase.CONNECTING,
+    Step.CONNECTING: Phase.CONNECTING,
+    Step.HELLO: Phase.LOGGING_IN,
+    Step.COMMITTING: Phase.LOGGING_IN,
+    Step.LIVE: Phase.ONLINE,
+    Step.STOPPED: Phase.STOPPED,
+}
+_LINKED: Final = (Step.HELLO, Step.COMMITTING, Step.LIVE)
+
+
+class Machine:
+    """One device of one user. Not thread-safe; `take` ends a round."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        *,
+        gateways: Sequence[str],
+        listing: bool,
+        chance: Chance,
+        platform: str = "python",
+        network: str = "",
+    ) -> None:
+        """gateways: addresses that the user named. listing: there is an ipconfig to ask. chance: gives [0, 1)."""
+        self.timing = Timing()
+        self.device_id = snapshot.device_id
+        self.link_no = 0
+        """The link that may speak; rises with each attempt, events of an older one are ignored."""
+        self._chance = chance
+        self._listing = listing
+        self._platform = platform
+        self._network = network
+        self._traffic = Traffic(snapshot, self.timing, chance)
+        self._requests = self._traffic.requests
+        self._session = snapshot.session
+        self._candidate: Session | None = None  # of this link, until its Sync is answered
+        self._token: str | None = None
+        self._token_refused = False  # since the last commit
+        self._book = Gateways(gateways, snapshot.gateways, snapshot.last_gateway)
+        self._list: Sequence[str] | None = None  # a fresh one, until a round takes it
+        self._list_asked = False
+        self._step = Step.WAITING
+        self._until_ms = 0  # WAITING, CONNECTING: when it is over
+        self._address: str | None = None
+        self._attempts = 0  # failed rounds, or connections that did not stay, in a row
+        self._live_since_ms = 0
+        self._hellos = 0  # on this link
+        self._beat_ms = 0  # when the next heartbeat is due
+        self._logging_out = False
+        self._code: int | None = None
+        self._shown: State | None = None
+
+    # ── the edge's calls ─────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def user(self) -> str | None:
+        """Who this client is, once known."""
+        return self._traffic.user
+
+    @property
+    def state(self) -> State:
+        """The connection's state for the application."""
+        return State(_PHASES[self._step], self._code, self._address, self.user)
+
+    def threads(self) -> list[Thread]:
+        """Every known conversation's reading side."""
+        return self._traffic.inbox.threads()
+
+    def thread(self, conversation_id: str) -> Thread | None:
+        """One conversation's reading side."""
+        return self._traffic.inbox.find(conversation_id)
+
+    def unsettled(self, conversation_id: str) -> list[Entry]:
+        """The outbox of one conversation, by client_id."""
+        return self._traffic.outbox.entries(conversation_id)
+
+    def start(self, now_ms: int) -> None:
+        """Begin the first round."""
+        self._begin_round(now_ms)
+
+    def named(self, user: str) -> None:
+        """The user is known before the server said so (by the token that the edge holds)."""
+        if self._traffic.user is None:
+            self._traffic.user = user
+            self._out.writes.meta["user"] = user
+
+    def listed(self, addresses: Sequence[str] | None, now_ms: int) -> None:
+        """The answer to `want_list`: addresses, best first, or None if none came."""
+        self._list_asked = False
+        if addresses and tuple(addresses) != self._book.listed:
+            self._out.writes.meta["gateways"] = "\n".join(addresses)
+        if self._step is Step.WAITING:
+            self._list = addresses
+        elif self._step is Step.LISTING:
+            self._list = addresses
+            self._open_round(now_ms)
+
+    def tokened(self, token: str | None, now_ms: int) -> None:
+        """The answer to `want_token`; None: the provider failed."""
+        self._token = token
+        if self._step is Step.TOKEN:
+            if token is None:
+                self._wait_longer(now_ms)
+            else:
+                self._next_gateway(now_ms)
+        elif self._step is Step.HELLO and not len(self._requests):
+            if token is None:
+                self._drop(now_ms)
+            else:
+                self._hello(now_ms)
+
+    def opened(self, link_no: int, now_ms: int) -> bool:
+        """The link is open. False: it is not wanted any more, close it."""
+        if link_no != self.link_no or self._step is not Step.CONNECTING:
+            return False
+        self._step = Step.HELLO
+        self._hellos = 1
+        self._hello(now_ms)
+        return True
+
+    def closed(self, link_no: int, now_ms: int) -> None:
+        """The link could not be opened, or is gone."""
+        if link_no == self.link_no and self._step in (Step.CONNECTING, *_LINKED):
+            self._lost(now_ms)
+
+    def frames(self, link_no: int, payloads: Iterable[bytes], now_ms: int) -> None:
+        """Frames came, in order. A frame that cannot be read ends the link: its content would be missed in silence."""
+        for payload in payloads:
+            if link_no != self.link_no or self._step not in _LINKED:
+                return
+            try:
+                self._frame(payload, now_ms)
+            except (PeerError, DecodeError):
+                self._code = int(Code.MALFORMED)
+                self._drop(now_ms)
+
+    def tick(self, now_ms: int) -> None:
+        """Time passed. To be called once the input at hand is handed in."""
+        if self._step is Step.WAITING:
+            if now_ms >= self._until_ms:
+                self._begin_round(now_ms)
+        elif self._step is Step.CONNECTING:
+            if now_ms >= self._until_ms:
+                self._drop(now_ms)
+        elif self._step in _LINKED:
+            again = self._requests.expire(now_ms)
+            if again is None or (self._step is Step.LIVE and not self._traffic.outbox.expire(now_ms)):
+                self._book.avoid(self._address)
+                self._drop(now_ms)
+                return
+            self._out.frames += again
+            if self._step is Step.LIVE and now_ms >= self._beat_ms:
+                self._beat_ms = now_ms + self._heartbeat_ms()
+                self._traffic.beat(now_ms)
+
+    def deadline_ms(self) -> int | None:
+        """When `tick` has something to do next; None: time decides nothing now."""
+        if self._step in (Step.WAITING, Step.CONNECTING):
+            return self._until_ms
+        if self._step not in _LINKED:
+            return None
+        moments = [self._requests.deadline_ms()]
+        if self._step is Step.LIVE:
+            moments += [self._traffic.outbox.deadline_ms(), self._beat_ms]
+        return min((m for m in moments if m is not None), default=None)
+
+    def send(self, conversation_id: str, client_msg_id: bytes, to_user: str, msg_type: int, body: bytes) -> Entry:
+        """Puts a message into the outbox. to_user: a dialogue's other user, else "". Raises OutboxFull, Stopped."""
+        if self._step is Step.STOPPED:
+            raise Stopped(self._code)
+        return self._traffic.send(conversation_id, client_msg_id, to_user, msg_type, body)
+
+    def history(self, conversation_id: str, before: int | None, limit: int, now_ms: int) -> int | None:
+        """Asks for the newest rows below `before`; the answer is a HistoryPage of the ref returned. None: not now."""
+        return self._traffic.history(conversation_id, before, limit, now_ms)
+
+    def forget_history(self, ref: int) -> None:
+        """Its asker does not wait any more."""
+        self._traffic.forget_history(ref)
+
+    def logout(self, now_ms: int) -> None:
+        """Ends the session on the platform as soon as a connection is live, then stops."""
+        self._logging_out = True
+        if self._step is Step.LIVE:
+            self._out.frames.append(self._requests.ask(pb.LOGOUT, 0, wire.logout(), now_ms))
+
+    def stop(self, code: int | None) -> None:
+        """No further attempt. With a final code the session is forgotten, else (None) it waits for the next start."""
+        if self._step is Step.STOPPED:
+            return
+        self._end_session()
+        self._out.connect = None
+        self._out.want_list = self._out.want_token = False
+        self._out.close = True
+        self._step = Step.STOPPED
+        self._code = code
+        self._address = None
+        if code is not None:
+            self._forget_session()
+
+    def take(self, now_ms: int) -> Effects:
+        """Ends the round: what is to be done now."""
+        self._traffic.flush(now_ms)
+        state = self.state
+        if state != self._shown:
+            self._shown = state
+            self._out.notices.append(StateChanged(state))
+        out = self._out
+        out.link_no = self.link_no
+        self._traffic.out = Effects()
+        return out
+
+    @property
+    def _out(self) -> Effects:
+        return self._traffic.out
+
+    # ── rounds: which gateway, when ──────────────────────────────────────────────────────────────────────
+
+    def _begin_round(self, now_ms: int) -> None:
+        if self._listing and self._list is None:
+            self._step = Step.LISTING
+            self._ask_list()
+        else:
+            self._open_round(now_ms)
+
+    def _ask_list(self) -> None:
+        if self._listing and not self._list_asked:
+            self._list_asked = self._out.want_list = True
+
+    def _open_round(self, now_ms: int) -> None:
+        self._book.begin_round(self._list, self._chance)
+        self._list = None
+        self._next_gateway(now_ms)
+
+    def _next_gateway(self, now_ms: int) -> None:
+        self._address = None
+        if self._session is None and self._token is None:
+            self._step = Step.TOKEN
+            self._ask_token()
+            return
+        address = self._book.take()
+        if address is None:
+            self._wait_longer(now_ms)
+            return
+        self.link_no += 1
+        self._address = address
+        self._step = Step.CONNECTING
+        self._until_ms = now_ms + CONNECT_MS
+        self._out.connect = (self.link_no, address)
+
+    def _wait_longer(self, now_ms: int) -> None:
+        """A round failed: exponential back-off, then a fresh list."""
+        delay_ms = jittered_ms(BACKOFF_MIN_MS, BACKOFF_MAX_MS, self._attempts, self._chance)
+        self._attempts += 1
+        self._wait(now_ms, delay_ms)
+
+    def _wait(self, now_ms: int, delay_ms: int) -> None:
+        self._step = Step.WAITING
+        self._address = None
+        self._until_ms = now_ms + delay_ms
+        self._list = None
+        if delay_ms <= CONNECT_MS:
+            self._ask_list()  # so that it is there when the wait ends; after a longer one it would be old
+
+    def _drop(self, now_ms: int) -> None:
+        """Close the link ourselves and go on elsewhere."""
+        self._out.close = True
+        self._lost(now_ms)
+
+    def _lost(self, now_ms: int) -> None:
+        """The link is gone. A committed one resumes after the random delay; an attempt goes on with the next gateway."""
+        was = self._step
+        self._end_session()
+        if self._logging_out:
+            self.stop(int(Code.LOGGED_OUT))
+        elif was is not Step.LIVE:
+            self._next_gateway(now_ms)
+        else:
+            delay_ms = int(self._chance() * self.timing.reconnect_delay_ms)
+            if now_ms - self._live_since_ms >= STAYED_MS:
+                self._attempts = 0
+            else:
+                delay_ms += jittered_ms(BACKOFF_MIN_MS, BACKOFF_MAX_MS, self._attempts, self._chance)
+                self._attempts += 1
+            self._wait(now_ms, delay_ms)
+
+    def _end_session(self) -> None:
+        self._candidate = None
+        self._traffic.end()
+
+    # ── login, resume, commit ────────────────────────────────────────────────────────────────────────────
+
+    def _ask_token(self) -> None:
+        self._out.want_token = True
+        self._out.fresh_token = self._token_refused
+
+    def _hello(self, now_ms: int) -> None:
+        if self._session is not None:
+            frame = wire.reconn(self._session.conn_id, self._session.secret)
+            self._out.frames.append(self._requests.ask(pb.RECONN, 0, frame, now_ms))
+        elif self._token is not None:
+            frame = wire.login(self.device_id, self._token, self._platform, self._network, VERSION)
+            self._out.frames.append(self._requests.ask(pb.LOGIN, 0, frame, now_ms))
+        else:
+            self._ask_token()
+
+    def _hello_again(self, now_ms: int) -> None:
+        """Login or ReConn anew on this socket; a socket on which that does not help is left."""
+        self._end_session()
+        self._step = Step.HELLO
+        self._hellos += 1
+        if self._hellos > HELLOS_PER_LINK:
+            self._drop(now_ms)
+        else:
+            self._hello(now_ms)
+
+    def _log_in_again(self, code: int, now_ms: int) -> None:
+        """A code of the range "log in": the session is done. A token refused twice in a row waits for better times."""
+        self._code = code
+        self._forget_session()
+        if code in _TOKEN_CODES:
+            self._token = None
+            if self._token_refused:
+                self._end_session()
+                self._out.close = True
+                self._wait_longer(now_ms)
+                return
+            self._token_refused = True
+        self._hello_again(now_ms)
+
+    def _welcomed(self, ack: pb.ACKMsg, now_ms: int) -> None:
+        """Login or ReConn was answered with OK: now the Sync that commits."""
+        self._tune(ack)
+        if ack.user_id and ack.user_id != self.user:
+            if self.user is not None:  # the store is another user's: mixing the two would be worse than stopping
+                self.stop(int(Code.TOKEN_INVALID))
+                return
+            self.named(ack.user_id)
+        secret = ack.secret or (self._session.secret if self._session else b"")
+        self._candidate = Session(ack.ConnID, secret)
+        self._step = Step.COMMITTING
+        self._traffic.start_sync(now_ms)
+
+    def _committed(self, run: int, push_no: int, now_ms: int) -> None:
+        """The first Sync was answered: this session is the one to resume, and the outbox goes out again, in order."""
+        self._step = Step.LIVE
+        self._live_since_ms = now_ms
+        self._code = None
+        self._token_refused = False
+        if self._candidate is not None and self._candidate != self._session:
+            self._session = self._candidate
+            self._out.writes.meta["session"] = f"{self._session.conn_id} {self._session.secret.hex()}"
+        if self._address is not None and self._book.served(self._address):
+            self._out.writes.meta["last_gateway"] = self._address
+        self._traffic.begin(run, push_no)
+        self._beat_ms = now_ms + self._heartbeat_ms()
+        if self._logging_out:
+            self.logout(now_ms)
+
+    def _forget_session(self) -> None:
+        if self._session is not None:
+            self._session = None
+            self._out.writes.meta["session"] = ""
+
+    def _tune(self, ack: pb.ACKMsg) -> None:
+        """Takes over what the server told; 0 means: not told."""
+        timing = self.timing
+        timing.heartbeat_ms = ack.heartbeat_ms or timing.heartbeat_ms
+        timing.resume_window_ms = ack.resume_window_ms or timing.resume_window_ms
+        timing.reconnect_delay_ms = ack.reconnect_delay_ms or timing.reconnect_delay_ms
+        timing.repeat_min_ms = ack.repeat_min_ms or timing.repeat_min_ms
+        timing.repeat_max_ms = max(ack.repeat_max_ms or timing.repeat_max_ms, timing.repeat_min_ms)
+        timing.max_body_bytes = ack.max_body_bytes or timing.max_body_bytes
+
+    def _heartbeat_ms(self) -> int:
+        """The told interval, up to a tenth earlier, so that clients do not beat in step."""
+        return int(self.timing.heartbeat_ms * (1 - self._chance() / 10))
+
+    # ── frames and codes ─────────────────────────────────────────────────────────────────────────────────
+
+    def _frame(self, payload: bytes, now_ms: int) -> None:
+        cmd = wire.open_cmd(payload)
+        numbered = bool(cmd.run) and cmd.Type in _NUMBERED
+        if numbered and not self._traffic.arrived(cmd, now_ms):
+            return
+        match cmd.Type:
+            case pb.PUSH:
+                self._traffic.pushed(pb.PushMsg.FromString(cmd.Payload), numbered, now_ms)
+            case pb.RECEIPT:
+                self._traffic.receipt(pb.ReceiptMsg.FromString(cmd.Payload), numbered, now_ms)
+            case pb.NOTIFY:
+                self._traffic.notified(pb.NotifyMsg.FromString(cmd.Payload), numbered, now_ms)
+            case pb.ACK:
+                self._ack(pb.ACKMsg.FromString(cmd.Payload), now_ms)
+            case pb.SYNCED:
+                self._synced(pb.SyncedMsg.FromString(cmd.Payload), now_ms)
+            case pb.PULLED:
+                self._pulled(pb.PulledMsg.FromString(cmd.Payload), now_ms)
+            case pb.KICK:
+                self._ended(pb.KickMsg.FromString(cmd.Payload).code, now_ms)
+            case pb.ERROR:
+                self._error(pb.ErrorMsg.FromString(cmd.Payload), now_ms)
+            case _:
+                pass  # a type of a newer server
+
+    def _ack(self, ack: pb.ACKMsg, now_ms: int) -> None:
+        if ack.Type == pb.UP:
+            if not self._traffic.up_answered(ack, now_ms) and self._step is Step.LIVE:
+                if ack.Code == Code.SYNC_FIRST:
+                    self._traffic.resync(now_ms)
+                else:
+                    self._ended(ack.Code, now_ms)
+            return
+        request = self._requests.find(ack.Type, ack.ref)
+        if request is None:
+            return
+        if ack.Code or ack.Type == pb.PULL:
+            self._coded(request, ack.Code, now_ms)
+        elif ack.Type in (pb.LOGIN, pb.RECONN):
+            self._requests.done(ack.Type, ack.ref)
+            self._welcomed(ack, now_ms)
+        elif ack.Type == pb.SYNC:
+            self._requests.pending(request, now_ms)  # its page follows
+            if self._step is Step.COMMITTING:
+                self._committed(ack.run, ack.push_no, now_ms)
+        elif ack.Type == pb.HEARTBEAT:
+            self._requests.done(ack.Type, ack.ref)
+            self.timing.heartbeat_ms = ack.heartbeat_ms or self.timing.heartbeat_ms
+            self._traffic.newest(ack.run, ack.push_no, now_ms)
+        elif ack.Type == pb.LOGOUT:
+            self.stop(int(Code.LOGGED_OUT))
+
+    def _synced(self, page: pb.SyncedMsg, now_ms: int) -> None:
+        request = self._requests.find(pb.SYNC, page.ref)
+        if request is None:
+            return
+        if page.code:
+            self._coded(request, page.code, now_ms)
+            return
+        if self._step is Step.COMMITTING:
+            self._committed(0, 0, now_ms)  # its ACK was lost
+        self._traffic.synced(page, request, now_ms)
+
+    def _pulled(self, page: pb.PulledMsg, now_ms: int) -> None:
+        request = self._requests.find(pb.PULL, page.ref)
+        if request is None:
+            return
+        if page.code:
+            self._coded(request, page.code, now_ms)
+        else:
+            self._traffic.pulled(page, request, now_ms)
+
+    def _coded(self, request: Request, code: int, now_ms: int) -> None:
+        """A request was answered with something else than its result."""
+        act = action(code)
+        if act is Action.NONE:
+            self._requests.pending(request, now_ms)
+        elif act in (Action.RECONNECT, Action.LOGIN):
+            self._ended(code, now_ms)
+        elif act is Action.STOP:
+            if request.kind == pb.PULL:
+                self._traffic.pull_refused(request)
+            elif request.kind in (pb.LOGIN, pb.RECONN) or code <= CONNECTION_STOP_MAX:
+                self.stop(code)
+            else:
+                self._requests.later(request, now_ms)
+        elif code == Code.TRY_AGAIN and request.kind == pb.SYNC and self._step is Step.COMMITTING:
+            self._hello_again(now_ms)
+        else:
+            self._requests.later(request, now_ms)
+            if code == Code.SYNC_FIRST and request.kind != pb.SYNC:
+                self._traffic.resync(now_ms)
+
+    def _error(self, error: pb.ErrorMsg, now_ms: int) -> None:
+        """A refusal that belongs to no other frame, or the reason of a close that follows."""
+        request = self._requests.find(error.type, error.ref)
+        act = action(error.code)
+        if act is Action.LOGIN and request is None and self._step is not Step.LIVE:
+            return  # it answers what was sent before our Login or ReConn and says nothing about that
+        if act in (Action.RECONNECT, Action.LOGIN) or (act is Action.STOP and error.code <= CONNECTION_STOP_MAX):
+            self._ended(error.code, now_ms)
+        elif request is not None:
+            self._coded(request, error.code, now_ms)
+        elif error.code == Code.SYNC_FIRST and self._step is Step.LIVE:
+            self._traffic.resync(now_ms)
+
+    def _ended(self, code: int, now_ms: int) -> None:
+        """A code that is about the session or the socket."""
+        self._code = code
+        act = action(code)
+        if act is Action.STOP:
+            self.stop(code)
+        elif act is Action.LOGIN:
+            self._log_in_again(code, now_ms)
+        else:
+            if code in (Code.GATEWAY_CLOSING, Code.GATEWAY_FULL):
+                self._book.avoid(self._address)
+            self._drop(now_ms)

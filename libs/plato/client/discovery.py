@@ -1,0 +1,60 @@
+"""The list of gateways, asked from ipconfig: GET /ip/list with the user's token."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import aiohttp
+
+from plato.api.names import WS_PATH
+
+TIMEOUT_S: Final = 2.0
+LIMIT_BYTES: Final = 65_536
+
+
+class ListRefused(Exception):
+    """ipconfig knows the caller's token for none of its own."""
+
+
+async def fetch(url: str, token: str, transport: str) -> list[str]:
+    """The gateways' addresses for `transport` ("tcp", "ws"), best first. url: ipconfig's base, or the list's own URL.
+
+    Raises ListRefused (401, 403), OSError (no answer in time, or none that can be read).
+    """
+    target = url if url.endswith("/ip/list") else url.rstrip("/") + "/ip/list"
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session,
+            session.get(target, headers=headers) as response,
+        ):
+            if response.status in (401, 403):
+                raise ListRefused(f"{target}: {response.status}")
+            if response.status != 200:
+                raise OSError(f"{target}: status {response.status}")
+            body = await response.content.read(LIMIT_BYTES)
+            if not response.content.at_eof():
+                raise OSError(f"{target}: more than {LIMIT_BYTES} bytes")
+            return addresses(json.loads(body), transport)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as e:
+        raise OSError(f"{target}: {e!r}") from e
+
+
+def addresses(answer: Any, transport: str) -> list[str]:
+    """Reads `{"message", "code", "data": [{"ip", "port", "ws_port", …}]}`; entries that cannot be used are left out.
+
+    Raises ValueError if it is no such answer.
+    """
+    if not isinstance(answer, dict) or not isinstance(answer.get("data"), list):
+        raise ValueError("no list of gateways")
+    found = []
+    for entry in answer["data"]:
+        if not isinstance(entry, dict):
+            continue
+        ip, port = entry.get("ip"), entry.get("ws_port" if transport == "ws" else "port")
+        if not isinstance(ip, str) or not str(port).isdecimal():
+            continue
+        host = f"[{ip}]" if ":" in ip else ip
+        found.append(f"ws://{host}:{port}{WS_PATH}" if transport == "ws" else f"tcp://{host}:{port}")
+    return found

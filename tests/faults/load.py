@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -54,6 +55,12 @@ class Person:
     onlines: list[float] = field(default_factory=list)
     """time.monotonic() of each time the client came online."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        """The gateway's port while online, else 0. Addresses come as "host:port", "tcp://…" or "ws://…/ws"."""
+        found = re.search(r":(\d+)(?:/|$)", self.client.state.gateway or "")
+        return int(found[1]) if found and self.client.state.phase is Phase.ONLINE else 0
 
     @property
     def reconnects(self) -> int:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from plato.client import Client, Phase
+from plato.client import Client
 from plato.local.cluster import LocalCluster
 
 from tests.faults import looking
@@ -56,24 +56,24 @@ async def test_clients_of_a_dead_gateway_come_back_through_the_other(
 ) -> None:
     cluster = new_cluster({"state.heartbeat_ms": 5_000})
     names = ("edge-0", "edge-1")
-    address = {
-        (name, transport): f"127.0.0.1:{cluster.ports[f'{name}.{transport}']}"
-        for name in names
-        for transport in ("tcp", "ws")
-    }
+    ports = {(name, way): cluster.ports[f"{name}.{way}"] for name in names for way in ("tcp", "ws")}
+    known = list(names[:1])  # all begin at edge-0: they know no other
 
     def make(user: str, store: Path, transport: Transport) -> Client:
-        gateways = [address[n, transport] for n in WRITERS.get(user, names)]
+        gateways = [f"127.0.0.1:{ports[n, transport]}" for n in WRITERS.get(user, known)]
         return Client(cluster.token(user), store, gateways, user=user, transport=transport)
 
     delay_s = cluster.settings.state.reconnect_delay_ms / 1000
     lines = []
     async with Crowd([*(f"u{n:02}" for n in range(CLIENTS)), *WRITERS], tmp_path, make) as crowd:
+        known.append(names[1])
+        await crowd.reopen()
         clients, writers = crowd.people[:CLIENTS], dict(zip(names, crowd.people[CLIENTS:], strict=True))
         for round_no in range(ROUNDS):
             dead, other = names[round_no % 2], names[1 - round_no % 2]
             await until(lambda: cluster.ready(), 30.0, "the cluster is not whole")
-            await gather_at(clients, cluster, dead)
+            here = {ports[dead, "tcp"], ports[dead, "ws"]}
+            await until(partial(all_at, clients, here), 20.0, f"not everybody is at {dead}")
             before = [len(p.onlines) for p in clients]
             with supervisor_stands_still(cluster):
                 at = kill_pod(cluster, dead)
@@ -84,7 +84,7 @@ async def test_clients_of_a_dead_gateway_come_back_through_the_other(
                 await until(partial(all_back, clients, before), 30.0, "some client did not come back")
                 backs = [p.onlines[n] - at for p, n in zip(clients, before, strict=True)]
                 for person in clients:
-                    assert person.client.state.gateway == address[other, person.transport], person.client.state
+                    assert person.port == ports[other, person.transport], person.client.state
                 await until(partial(all_shown, readers), SHOWN_WITHIN_S, "a message sent in the gap did not arrive")
             lines.append(f"  {dead} dead: all {CLIENTS} back via {other} after {min(backs):.2f} to {max(backs):.2f} s")
             assert max(backs) <= delay_s + BACK_WITHIN_S
@@ -103,12 +103,5 @@ def all_shown(readers: Mapping[bytes, Person]) -> bool:
     return all(client_msg_id in person.shown_at for client_msg_id, person in readers.items())
 
 
-async def gather_at(clients: Sequence[Person], cluster: LocalCluster, gateway: str) -> None:
-    """Waits until every client is online at one gateway; they are where the last round left them."""
-    ports = {cluster.ports[f"{gateway}.tcp"], cluster.ports[f"{gateway}.ws"]}
-
-    def there() -> bool:
-        states = [p.client.state for p in clients]
-        return all(s.phase is Phase.ONLINE and int((s.gateway or ":0").rsplit(":", 1)[1]) in ports for s in states)
-
-    await until(there, 20.0, f"not everybody is at {gateway}: {[str(p.client.state) for p in clients]}")
+def all_at(clients: Sequence[Person], ports: set[int]) -> bool:
+    return all(person.port in ports for person in clients)

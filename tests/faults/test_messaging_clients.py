@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -100,12 +101,17 @@ async def test_m07_a_late_timeout_leaves_the_newer_connection(fault_cluster: Loc
     async with (
         person(fault_cluster, "m07-writer", tmp_path / "writer") as writer,
         Relay(*host_port(first)) as line,
-        person(fault_cluster, "m07-moving", store, [f"{line.host}:{line.port}", second]) as moving,
+        AsyncExitStack() as stack,
     ):
+        through_line = f"{line.host}:{line.port}"
+        async with person(fault_cluster, "m07-moving", store, [through_line]):
+            pass  # it has been here: the next start begins here again
+        moving = await stack.enter_async_context(person(fault_cluster, "m07-moving", store, [through_line, second]))
+        assert moving.port == line.port
         before = looking_at(fault_cluster, first)
         line.refuse = True
         assert line.cut() == 1  # no FIN: gateway 1 and its state hear nothing
-        await until(lambda: moving.client.state.gateway == second and len(moving.onlines) == 2, 20)
+        await until(lambda: moving.port == host_port(second)[1] and len(moving.onlines) == 2, 20)
         route = (await looking.routes(fault_cluster, ["m07-moving"]))[0]
         (through,) = route.values()
         gateway = looking.topology(fault_cluster).gateway_by_worker_id(worker_id_of(through.conn_id))

@@ -1,5 +1,6 @@
 """The Python client: never loses, doubles or re-orders a message, never needs its user after a disconnect."""
 
+from plato.client.access import TokenProvider
 from plato.client.api import (
     ClientError,
     Conversation,
@@ -15,7 +16,8 @@ from plato.client.api import (
     StoreForeign,
     StoreInUse,
 )
-from plato.client.client import Client, Sent, TokenProvider
+from plato.client.client import Client
+from plato.client.sent import Sent
 
 __all__ = [
     "Client",

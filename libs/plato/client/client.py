@@ -1,35 +1,73 @@
-"""The client. Skeleton: signatures only, filled in by the next commits."""
+"""The client: one device of one user. Its machine decides (plato.client.core), this edge acts.
+
+A round: frames, timers and calls of the application go into the machine; when the loop has handed over all it had, the
+round's effects are taken, made durable (writer.py), and released: frames to the link, outcomes to their waiters, rows to
+`messages()`. Per client there is a timer handle and a socket, and no task while the connection stands (two for a WebSocket).
+
+Memory: the outbox (10,000 messages, 64 MiB), the reorder buffer (1,000 rows, 4 MiB), one page of messages for the
+application; reading stops while the disk lags behind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import asyncio
+import logging
+import random
+import secrets
+import uuid
+import weakref
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Final, Literal
 
-from plato.client.api import Conversation, Message, Receipt, State
+from plato.client.access import Access, TokenProvider, subject
+from plato.client.api import (
+    ClientError,
+    Conversation,
+    Delivery,
+    Message,
+    Phase,
+    Receipt,
+    Refused,
+    State,
+    Stopped,
+    StoreForeign,
+)
+from plato.client.core.model import (
+    Accepted,
+    Effects,
+    Entry,
+    HistoryPage,
+    RefusedMessage,
+    Row,
+    Settled,
+    StateChanged,
+    Writes,
+)
+from plato.client.core.session import Machine
+from plato.client.links import Link, open_link
+from plato.client.sent import Sent
+from plato.client.store import Store
+from plato.client.stream import MessageStream
+from plato.client.writer import Writer
+from plato.core.codes import Code
+from plato.core.conversations import dialogue_id, is_conversation_id, is_user_id
 
-TokenProvider = Callable[[], Awaitable[str]]
-
-
-class Sent:
-    """A message in the durable outbox."""
-
-    client_msg_id: bytes
-    conversation_id: str
-    client_id: int
-
-    async def accepted(self) -> None:
-        """Returns when the platform holds the message durably. Raises Refused or Stopped."""
-        raise NotImplementedError
-
-    async def settled(self) -> Receipt:
-        """Returns the message's place. Raises Refused or Stopped."""
-        raise NotImplementedError
+HISTORY_S: Final = 5.0
+LOGOUT_S: Final = 5.0
+CLOSE_S: Final = 5.0
+DELIVERED_S: Final = 0.5
+"""How long what the application took may go unwritten; after a crash at most that is shown again."""
+_log = logging.getLogger("plato.client")
 
 
 class Client:
-    """One device of one user."""
+    """One device of one user; use it as `async with Client(…) as client:`.
+
+    It connects in the background and is usable at once, also offline: what is sent waits in the durable outbox. It comes
+    back by itself after whatever happens to its connection, until a final code stops it (see `state`).
+    """
 
     def __init__(
         self,
@@ -43,47 +81,503 @@ class Client:
         transport: Literal["tcp", "ws"] = "tcp",
         platform: str = "python",
     ) -> None:
-        raise NotImplementedError
+        """token: the user's token, or who gives one; asked again when the platform refuses the last.
+
+        store_path: the SQLite file of this device, made if missing, or ":memory:". gateways: "host:port",
+        "tcp://host:port" or "ws://host:port/ws", tried when there is no list. ipconfig_url: where the list is asked.
+        device_id: of a new store, else checked; by default drawn once. user: known before the first login, so that
+        `send(to=…)` works before it; by default read from the store or from the token.
+        """
+        if not gateways and ipconfig_url is None:
+            raise ValueError("name gateways, or an ipconfig_url, or both")
+        if user is not None and not is_user_id(user):
+            raise ValueError(f"user {user!r}: 1 to 64 bytes of UTF-8 without control characters")
+        self._token = token
+        self._store_path = store_path
+        self._gateways = tuple(gateways)
+        self._listing = ipconfig_url is not None
+        self._access = Access(token, ipconfig_url, transport)
+        self._device_id = device_id
+        self._given_user = user
+        self._transport = transport
+        self._platform = platform
+        self._store: Store
+        self._machine: Machine
+        self._writer: Writer
+        self._loop: asyncio.AbstractEventLoop
+        self._entered = False
+        self._closed = False
+        self._link: Link | None = None
+        self._link_no = 0  # of self._link, or of the attempt that runs
+        self._opening: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._endings: set[asyncio.Task[None]] = set()  # links that are being released
+        self._paused = False
+        self._round: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._sent: weakref.WeakValueDictionary[bytes, Sent] = weakref.WeakValueDictionary()
+        self._durable: dict[bytes, asyncio.Future[None]] = {}  # sends that wait for the disk
+        self._pages: dict[int, asyncio.Future[tuple[Row, ...] | None]] = {}  # history requests by ref
+        self._state = State(Phase.OFFLINE)
+        self._state_changed = asyncio.Event()
+        self._rows_came = asyncio.Event()
+        self._stream: MessageStream | None = None
+        self._delivered = 0  # number of the last message that the application took
+        self._delivered_timer: asyncio.TimerHandle | None = None
+        self._by_us = False  # stopped by close or logout
 
     async def __aenter__(self) -> Client:
-        raise NotImplementedError
+        """Opens the store and begins to connect. Raises StoreError."""
+        if self._entered:
+            raise RuntimeError("a client can be entered once; make another one")
+        self._entered = True
+        self._loop = asyncio.get_running_loop()
+        self._store = await asyncio.to_thread(Store, self._store_path, secrets.randbits(64) or 1, self._device_id)
+        try:
+            snapshot = self._store.load()
+            user = self._given_user or (subject(self._token) if isinstance(self._token, str) else None)
+            if user is not None and snapshot.user is not None and user != snapshot.user:
+                raise StoreForeign(
+                    f"the store {self._store_path} belongs to {snapshot.user!r}, not to {user!r}; name another file"
+                )
+            self._delivered = self._store.delivered()
+            self._machine = Machine(
+                snapshot,
+                gateways=self._gateways,
+                listing=self._listing,
+                chance=random.random,
+                platform=self._platform,
+                network=self._transport,
+            )
+            if user is not None:
+                self._machine.named(user)
+        except BaseException:
+            self._store.close()
+            raise
+        self._state = self._machine.state
+        self._writer = Writer(self._store, self._release)
+        self._machine.start(self._now_ms())
+        self._poke()
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        raise NotImplementedError
+        """Closes the connection, not the session: the next start resumes it, within the platform's window."""
+        self._by_us = True
+        self._machine.stop(None)
+        self._run_round()
+        self._note_delivered()
+        if not await self._writer.drain(CLOSE_S):
+            _log.warning(
+                "the store could not be written within %s s; the last steps are repeated at the next start", CLOSE_S
+            )
+        await self._writer.abandon()
+        self._closed = True
+        for handle in (self._round, self._timer, self._delivered_timer):
+            if handle is not None:
+                handle.cancel()
+        self._close_link()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._access.close()
+        await asyncio.gather(*self._endings, return_exceptions=True)
+        self._wake_all(Stopped(None))
+        self._store.close()
+
+    # ── what an application asks ─────────────────────────────────────────────────────────────────────────
 
     @property
     def state(self) -> State:
         """The connection's state now."""
-        raise NotImplementedError
+        return self._state
 
-    def states(self) -> AsyncIterator[State]:
-        """The state now and each later one; a slow reader misses some in between, never the last."""
-        raise NotImplementedError
+    @property
+    def user(self) -> str | None:
+        """Who this client is, once known."""
+        return self._machine.user
+
+    @property
+    def device_id(self) -> int:
+        """This installation's id."""
+        return self._machine.device_id
+
+    async def states(self) -> AsyncIterator[State]:
+        """The state now and each later one, until the client stops; a slow reader misses some in between, never the last."""
+        shown: State | None = None
+        while True:
+            changed = self._state_changed
+            if self._state != shown:
+                shown = self._state
+                yield shown
+            elif shown.phase is Phase.STOPPED:
+                return
+            else:
+                await changed.wait()
 
     async def send(
         self, body: bytes | str, *, to: str | None = None, conversation_id: str | None = None, msg_type: int = 0
     ) -> Sent:
-        """Puts a message into the durable outbox; it is sent whenever there is a connection."""
-        raise NotImplementedError
+        """Puts a message into the durable outbox and returns when it is there; it is sent whenever there is a connection.
+
+        to: the other user of a dialogue; or conversation_id. msg_type: the application's own, 0 to 2^32 - 1.
+        Messages of one conversation keep the order of their `send` calls. A cancelled call may have sent.
+        Raises ValueError, Refused (the body is larger than the platform takes), OutboxFull, Stopped.
+        """
+        data = body.encode() if isinstance(body, str) else bytes(body)
+        if (to is None) == (conversation_id is None):
+            raise ValueError("name either `to` or `conversation_id`")
+        if not 0 <= msg_type < 1 << 32:
+            raise ValueError(f"msg_type {msg_type}: 0 to 2^32 - 1")
+        if to is not None:
+            if not is_user_id(to):
+                raise ValueError(f"to {to!r}: 1 to 64 bytes of UTF-8 without control characters")
+            conversation_id = dialogue_id(await self._who(), to)
+        assert conversation_id is not None
+        if not is_conversation_id(conversation_id):
+            raise ValueError(f"conversation_id {conversation_id!r}: 1 to 64 bytes of UTF-8 without control characters")
+        limit = self._machine.timing.max_body_bytes
+        if len(data) > limit:
+            raise Refused(Code.BODY_TOO_LARGE, f"{len(data)} bytes, limit {limit}")
+        self._check_open()
+        entry = self._machine.send(conversation_id, uuid.uuid4().bytes, to or "", msg_type, data)
+        sent = Sent(conversation_id, entry.client_id, entry.client_msg_id)
+        self._sent[entry.client_msg_id] = sent
+        durable = self._durable[entry.client_msg_id] = self._loop.create_future()
+        self._poke()
+        await durable
+        return sent
 
     def messages(self) -> AsyncIterator[Message]:
-        """Each message of every conversation once, in order per conversation, own ones included."""
-        raise NotImplementedError
+        """Each message of every conversation once, in order per conversation, own ones included.
+
+        What was taken is remembered, so the next start goes on behind it; after a crash the last few may be shown again.
+        One reader at a time: a second one goes on where the first stands, and ends it. The iteration ends when the client
+        is closed or logged out, and raises Stopped when a final code ended it.
+        """
+        if self._stream is not None:
+            self._stream.end()
+            self._rows_came.set()
+        self._stream = MessageStream(self._delivered, self._next_page, self._rows_come, self._took)
+        return self._stream
 
     async def history(self, conversation_id: str, before: int | None = None, limit: int = 50) -> list[Message]:
-        """At most `limit` messages with seq < before (None: the newest), by rising seq."""
-        raise NotImplementedError
+        """At most `limit` (1 to 500) messages with seq < before (None: the newest), by rising seq.
+
+        From the store; what it does not have yet is asked from the platform, if there is a connection.
+        """
+        if not 1 <= limit <= 500:
+            raise ValueError(f"limit {limit}: 1 to 500")
+        if before is not None and before <= 1:
+            return []
+        self._check_open(stopped_too=False)
+        thread = self._machine.thread(conversation_id)
+        known = thread is not None and thread.placed and not thread.behind
+        if not known and (before is None or thread is None or before > thread.cursor + 1):
+            ref = self._machine.history(conversation_id, before, limit, self._now_ms())
+            if ref is not None:
+                rows = await self._page(ref)
+                if rows is not None:
+                    return [self._message(row) for row in rows]
+        return [self._message(row) for row in self._store.history(conversation_id, before, limit)]
 
     def conversations(self) -> list[Conversation]:
-        """Every conversation that this device knows."""
-        raise NotImplementedError
+        """Every conversation that this device knows, in no order."""
+        self._check_open(stopped_too=False)
+        return [
+            Conversation(
+                t.conversation_id,
+                t.peer,
+                max(t.cursor, 0),
+                max(t.newest_seq, t.cursor, 0),
+                len(self._machine.unsettled(t.conversation_id)),
+            )
+            for t in self._machine.threads()
+        ]
 
     def unsettled(self, conversation_id: str) -> list[Message]:
-        """Own messages that have no place yet, in order: queued or accepted."""
-        raise NotImplementedError
+        """Own messages of this device that have no place yet, in order: queued or accepted."""
+        self._check_open(stopped_too=False)
+        return [
+            self._own(entry, Delivery.ACCEPTED if entry.accepted else Delivery.QUEUED)
+            for entry in self._machine.unsettled(conversation_id)
+        ]
+
+    def refused(self, conversation_id: str) -> list[Message]:
+        """Own messages of this device that were refused for good, oldest first; the newest 1,000 of all are kept."""
+        self._check_open(stopped_too=False)
+        return [self._own(entry, Delivery.REFUSED, code) for entry, code in self._store.refused(conversation_id)]
 
     async def logout(self) -> None:
-        """Ends the session on the platform and stops."""
-        raise NotImplementedError
+        """Ends the session on the platform and stops. Without a connection within 5 s the session is only forgotten here;
+        the platform ends it after its window. The store stays."""
+        self._check_open(stopped_too=False)
+        self._by_us = True
+        self._machine.logout(self._now_ms())
+        self._poke()
+        try:
+            async with asyncio.timeout(LOGOUT_S):
+                while self._state.phase is not Phase.STOPPED:
+                    await self._state_changed.wait()
+        except TimeoutError:
+            self._machine.stop(int(Code.LOGGED_OUT))
+            self._run_round()
+            await self._writer.drain(CLOSE_S)
+
+    # ── rounds ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    def _poke(self) -> None:
+        """A round is due as soon as the loop has handed over what it has."""
+        if self._round is None and not self._closed:
+            self._round = self._loop.call_soon(self._run_round)
+
+    def _run_round(self) -> None:
+        self._round = None
+        effects = self._machine.take(self._now_ms())
+        if effects:
+            self._writer.put(effects)
+        self._pace_reading()
+        self._set_timer()
+
+    def _pace_reading(self) -> None:
+        if self._link is not None and self._paused != self._writer.backlog:
+            self._paused = not self._paused
+            self._link.pause(self._paused)
+
+    def _set_timer(self) -> None:
+        """One timer per client; one that is early only looks and is set again."""
+        due_ms = self._machine.deadline_ms()
+        if due_ms is None or (self._timer is not None and self._timer_ms <= due_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = due_ms
+        self._timer = self._loop.call_at((due_ms + 1) / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._machine.tick(self._now_ms())
+        self._run_round()
+
+    def _release(self, effects: Effects) -> None:
+        """The round's writes are durable: everything else may be seen now."""
+        for client_msg_id in effects.writes.queued:
+            durable = self._durable.pop(client_msg_id, None)
+            if durable is not None and not durable.done():
+                durable.set_result(None)
+        if effects.frames and self._link is not None and effects.link_no == self._link_no:
+            self._link.send(effects.frames)
+        if effects.close:
+            self._close_link()
+        if effects.connect is not None:
+            self._connect(*effects.connect)
+        if effects.want_token:
+            self._spawn(self._give_token(effects.fresh_token))
+        if effects.want_list:
+            self._spawn(self._give_list())
+        for notice in effects.notices:
+            self._tell(notice)
+        if effects.writes.rows:
+            self._rows_came.set()
+        self._pace_reading()
+
+    def _tell(self, notice: Accepted | Settled | RefusedMessage | HistoryPage | StateChanged) -> None:
+        match notice:
+            case StateChanged():
+                self._state = notice.state
+                self._state_changed.set()
+                self._state_changed = asyncio.Event()
+                if notice.state.phase is Phase.STOPPED:
+                    self._wake_all(Stopped(None if self._by_us else notice.state.code))
+            case HistoryPage():
+                page = self._pages.pop(notice.ref, None)
+                if page is not None and not page.done():
+                    page.set_result(notice.rows)
+            case Accepted():
+                if (sent := self._sent.get(notice.client_msg_id)) is not None:
+                    sent.note_accepted()
+            case Settled():
+                if (sent := self._sent.get(notice.client_msg_id)) is not None:
+                    sent.note_outcome(Receipt(notice.conversation_id, notice.client_msg_id, notice.msg_id, notice.seq))
+            case RefusedMessage():
+                if (sent := self._sent.get(notice.client_msg_id)) is not None:
+                    sent.note_outcome(Refused(notice.code))
+
+    def _wake_all(self, error: ClientError) -> None:
+        """The client stopped: nobody waits for ever. What is in the outbox stays there for the next start."""
+        for sent in list(self._sent.values()):
+            sent.note_outcome(error)
+        for durable in self._durable.values():
+            if not durable.done():
+                durable.set_exception(error)
+        self._durable.clear()
+        for page in self._pages.values():
+            if not page.done():
+                page.set_result(None)
+        self._pages.clear()
+        self._rows_came.set()
+
+    # ── links ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _connect(self, link_no: int, address: str) -> None:
+        self._close_link()
+        self._link_no = link_no
+        self._opening = self._spawn(self._open(link_no, address))
+
+    async def _open(self, link_no: int, address: str) -> None:
+        def on_frames(payloads: list[bytes]) -> None:
+            self._machine.frames(link_no, payloads, self._now_ms())
+            self._poke()
+
+        def on_closed() -> None:
+            if self._link_no == link_no and self._link is not None:
+                self._await_ending(self._link)
+                self._link = None
+            self._machine.closed(link_no, self._now_ms())
+            self._poke()
+
+        try:
+            link = await open_link(address, self._transport, on_frames, on_closed)
+        except OSError as e:
+            _log.debug("no connection to %s: %s", address, e)
+            self._opening = None
+            self._machine.closed(link_no, self._now_ms())
+            self._poke()
+            return
+        self._opening = None
+        if self._link_no != link_no or not self._machine.opened(link_no, self._now_ms()):
+            link.close()
+            self._await_ending(link)
+            return
+        self._link = link
+        self._paused = False
+        self._poke()
+
+    def _close_link(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+        if self._link is not None:
+            link, self._link = self._link, None
+            link.close()
+            self._await_ending(link)
+        self._link_no = 0
+
+    def _await_ending(self, link: Link) -> None:
+        task = self._loop.create_task(link.ended())
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    # ── tokens, the list ─────────────────────────────────────────────────────────────────────────────────
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _give_token(self, fresh: bool) -> None:
+        token = await self._access.token(fresh)
+        self._machine.tokened(token, self._now_ms())
+        self._poke()
+
+    async def _give_list(self) -> None:
+        self._machine.listed(await self._access.gateways(), self._now_ms())
+        self._poke()
+
+    async def _who(self) -> str:
+        """This client's user: known, or read from the token, or told at the first login. Raises Stopped."""
+        if self._machine.user is None:
+            token = await self._access.token(fresh=False)
+            named = subject(token) if token is not None else None
+            if named is not None:
+                self._machine.named(named)
+                self._poke()
+        while (user := self._machine.user) is None:
+            self._check_open()
+            await self._state_changed.wait()
+        return user
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _next_page(self, after: int) -> list[tuple[int, Message]]:
+        """The stream's call: what comes behind a number. Raises StopAsyncIteration or Stopped when nothing ever will."""
+        self._rows_came.clear()
+        page = [] if self._closed else self._store.after(after, MessageStream.PAGE)
+        if not page and self._state.phase is Phase.STOPPED:
+            if self._by_us or self._state.code is None:
+                raise StopAsyncIteration
+            raise Stopped(self._state.code)
+        return [(number, self._message(row)) for number, row in page]
+
+    async def _rows_come(self) -> None:
+        await self._rows_came.wait()
+
+    def _took(self, number: int) -> None:
+        """The application has taken every message up to this number."""
+        self._delivered = number
+        if self._delivered_timer is None and not self._closed:
+            self._delivered_timer = self._loop.call_later(DELIVERED_S, self._note_delivered)
+
+    def _note_delivered(self) -> None:
+        if self._delivered_timer is not None:
+            self._delivered_timer.cancel()
+            self._delivered_timer = None
+        if self._stream is not None:
+            self._delivered = max(self._delivered, self._stream.handed)
+        if self._delivered:
+            self._writer.put(Effects(Writes(delivered=self._delivered)))
+
+    async def _page(self, ref: int) -> tuple[Row, ...] | None:
+        """The platform's answer to a history request; None: it did not come."""
+        page = self._pages[ref] = self._loop.create_future()
+        self._poke()
+        try:
+            return await asyncio.wait_for(page, HISTORY_S)
+        except TimeoutError:
+            return None
+        finally:
+            self._pages.pop(ref, None)
+            self._machine.forget_history(ref)
+
+    def _message(self, row: Row) -> Message:
+        return Message(
+            row.conversation_id,
+            row.seq,
+            row.prev_seq,
+            row.msg_id,
+            row.from_user,
+            row.msg_type,
+            row.body,
+            row.client_msg_id,
+            row.server_at_ms,
+            row.from_user == self._machine.user,
+        )
+
+    def _own(self, entry: Entry, delivery: Delivery, code: int = 0) -> Message:
+        return Message(
+            entry.conversation_id,
+            0,
+            0,
+            0,
+            self._machine.user or "",
+            entry.msg_type,
+            entry.body,
+            entry.client_msg_id,
+            0,
+            True,
+            delivery,
+            code,
+        )
+
+    def _check_open(self, stopped_too: bool = True) -> None:
+        if not self._entered or self._closed:
+            raise Stopped(None)
+        if stopped_too and self._state.phase is Phase.STOPPED:
+            raise Stopped(self._state.code)

@@ -36,6 +36,9 @@ class Link(Protocol):
     def pause(self, paused: bool) -> None:
         """Reads no further, or again."""
 
+    async def ended(self) -> None:
+        """Waits, after the close, until everything of the link is released."""
+
 
 async def open_link(address: str, transport: str, on_frames: OnFrames, on_closed: OnClosed) -> Link:
     """Opens "tcp://host:port", "ws://host:port/path" (or wss), or "host:port" by `transport`.
@@ -112,6 +115,10 @@ class TcpLink(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
+    async def ended(self) -> None:
+        """See Link."""
+        await asyncio.sleep(0)  # the transport closes its socket in the loop's next turn
+
 
 async def _open_ws(url: str, on_frames: OnFrames, on_closed: OnClosed) -> Link:
     session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=10))
@@ -166,9 +173,9 @@ class WsLink:
             self._reading.set()
 
     async def ended(self) -> None:
-        """Waits until everything of a closed link is released."""
+        """See Link."""
         if self._ending is not None:
-            await self._ending
+            await asyncio.shield(self._ending)
 
     async def _read(self) -> None:
         try:

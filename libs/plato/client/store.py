@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +62,9 @@ class Store:
                     self._reader = _connect(str(path))
                 self._snapshot = self._load()
                 if device_id is not None and device_id != self._snapshot.device_id:
-                    raise StoreForeign(f"the store {path} belongs to device {self._snapshot.device_id}; name another file")
+                    raise StoreForeign(
+                        f"the store {path} belongs to device {self._snapshot.device_id}; name another file"
+                    )
             except BaseException:
                 self._writer.close()
                 self._reader.close()
@@ -94,7 +95,10 @@ class Store:
                 many(
                     "INSERT INTO conversation VALUES (?,?,?,?,?) ON CONFLICT DO UPDATE SET peer=excluded.peer,"
                     " cursor=excluded.cursor, newest_seq=excluded.newest_seq, next_client_id=excluded.next_client_id",
-                    [(p.conversation_id, p.peer, p.cursor, p.newest_seq, p.next_client_id) for p in writes.places.values()],
+                    [
+                        (p.conversation_id, p.peer, p.cursor, p.newest_seq, p.next_client_id)
+                        for p in writes.places.values()
+                    ],
                 )
             if writes.queued:
                 many(
@@ -219,11 +223,13 @@ def _lock(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
         os.close(descriptor)
-        raise StoreInUse(f"another process has this store open ({path} is locked); close it or name another store") from e
+        raise StoreInUse(
+            f"another process has this store open ({path} is locked); close it or name another store"
+        ) from e
     return descriptor
 
 
-def _values(row: Row) -> Iterable[object]:
+def _values(row: Row) -> tuple[str | int | bytes, ...]:
     return (
         row.conversation_id,
         row.seq,

@@ -1,0 +1,87 @@
+"""What a client must ask for before it can connect: its user's token, and the list of gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from plato.client import discovery
+from plato.core.conversations import is_user_id
+
+TokenProvider = Callable[[], Awaitable[str]]
+TOKEN_S: Final = 30.0
+_log = logging.getLogger("plato.client")
+
+
+class Access:
+    """The token's provider and ipconfig. A failure of either is an answer (None), never an exception: it is asked again."""
+
+    def __init__(self, token: TokenProvider | str, ipconfig_url: str | None, transport: str) -> None:
+        self._provider = token
+        self._ipconfig_url = ipconfig_url
+        self._transport = transport
+        self._last: str | None = None  # the last one that the provider gave
+        self._asking: asyncio.Task[str] | None = None  # one question at a time, whoever waits for it
+
+    async def token(self, fresh: bool) -> str | None:
+        """The user's token. fresh: the last one was refused, ask for another."""
+        provider = self._provider
+        if isinstance(provider, str):
+            return provider
+        if self._last is not None and not fresh:
+            return self._last
+        if self._asking is None:
+            self._asking = asyncio.create_task(_ask(provider))
+        asking = self._asking
+        try:
+            self._last = await asyncio.shield(asking)
+        except Exception as e:  # whatever the application's provider raises
+            _log.warning("no token: %r", e)
+            return None
+        finally:
+            if asking.done() and self._asking is asking:
+                self._asking = None
+        return self._last
+
+    async def gateways(self) -> list[str] | None:
+        """The gateways' addresses, best first; None if ipconfig does not answer. A refused token is renewed once."""
+        if self._ipconfig_url is None:
+            return None
+        for fresh in (False, True):
+            token = await self.token(fresh)
+            try:
+                return await discovery.fetch(self._ipconfig_url, token or "", self._transport)
+            except discovery.ListRefused as e:
+                _log.debug("no list of gateways: %s", e)
+            except OSError as e:
+                _log.debug("no list of gateways: %s", e)
+                return None
+        return None
+
+    async def close(self) -> None:
+        """Nobody waits for the provider any more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+
+async def _ask(provider: TokenProvider) -> str:
+    return await asyncio.wait_for(provider(), TOKEN_S)
+
+
+def subject(token: str) -> str | None:
+    """The `sub` of a JWT, unverified: the platform verifies it, we only need to know who we are before the first login."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (binascii.Error, ValueError):
+        return None
+    found = claims.get("sub") if isinstance(claims, dict) else None
+    return found if isinstance(found, str) and is_user_id(found) else None

@@ -45,4 +45,4 @@ def _is_name(name: str) -> bool:
         size = len(name.encode())
     except UnicodeEncodeError:  # a lone surrogate
         return False
-    return 1 <= size <= MAX_ID_BYTES and all(c >= " " and c != "\x7f" for c in name)
+    return 1 <= size <= MAX_ID_BYTES and not any(c < " " or "\x7f" <= c <= "\x9f" for c in name)

@@ -46,7 +46,7 @@ class MsgIdMinter:
 
     def __init__(self, worker_id: int) -> None:
         self._worker_id = worker_id
-        self._from_ms = 0
+        self._from_ms = EPOCH_MS  # below it ids would be negative
         self._until_ms = 0  # exclusive
         self._stamp_ms = 0
         self._sequence = 4096  # used up: the first id takes a new stamp
@@ -54,23 +54,25 @@ class MsgIdMinter:
         """How far the last clock reading lay behind the last stamp; > 5 ms means that the clock stepped back."""
 
     def grant(self, from_ms: int, until_ms: int) -> None:
-        """Allows stamps in [from_ms, until_ms), Unix ms. Windows only move forward."""
-        self._from_ms = max(self._from_ms, from_ms)
+        """Allows stamps in [from_ms, until_ms), Unix ms. Windows only move forward; one that goes on where the last one
+        ended extends it, one behind a gap replaces it."""
+        if from_ms > self._until_ms:
+            self._from_ms = from_ms
         self._until_ms = max(self._until_ms, until_ms)
 
     def mint(self, now_ms: int) -> int:
-        """A new id. Raises OutOfReservation."""
+        """A new id. Raises OutOfReservation, and then has changed nothing: a clock that leapt may come back."""
         floor = max(now_ms, self._from_ms)
-        self.lag_ms = max(0, self._stamp_ms - floor)
-        if floor > self._stamp_ms:
-            self._stamp_ms, self._sequence = floor, 0
-        elif self._sequence >= 4096:
-            self._stamp_ms, self._sequence = self._stamp_ms + 1, 0
-        if self._stamp_ms >= self._until_ms:
+        stamp_ms, sequence = self._stamp_ms, self._sequence
+        self.lag_ms = max(0, stamp_ms - floor)
+        if floor > stamp_ms:
+            stamp_ms, sequence = floor, 0
+        elif sequence >= 4096:
+            stamp_ms, sequence = stamp_ms + 1, 0
+        if stamp_ms >= self._until_ms:
             raise OutOfReservation
-        made = make_id(self._stamp_ms, self._worker_id, self._sequence)
-        self._sequence += 1
-        return made
+        self._stamp_ms, self._sequence = stamp_ms, sequence + 1
+        return make_id(stamp_ms, self._worker_id, sequence)
 
 
 class ConnIdMinter:
@@ -82,7 +84,7 @@ class ConnIdMinter:
     def __init__(self) -> None:
         self._worker_id = 0
         self._slots: tuple[int, ...] = ()
-        self._from_ms = 0
+        self._from_ms = EPOCH_MS  # below it ids would be negative
         self._until_ms = 0
         self._stamp_ms = 0
         self._given = 0  # ids given at this stamp
@@ -97,24 +99,26 @@ class ConnIdMinter:
             self._given = 0
 
     def grant(self, from_ms: int, until_ms: int) -> None:
-        """Allows stamps in [from_ms, until_ms), Unix ms. Windows only move forward."""
-        self._from_ms = max(self._from_ms, from_ms)
+        """Allows stamps in [from_ms, until_ms), Unix ms. Windows only move forward; one that goes on where the last one
+        ended extends it, one behind a gap replaces it."""
+        if from_ms > self._until_ms:
+            self._from_ms = from_ms
         self._until_ms = max(self._until_ms, until_ms)
 
     def mint(self, now_ms: int) -> int:
-        """A new id. Raises OutOfReservation (no window, or no home slots)."""
+        """A new id. Raises OutOfReservation (no window, or no home slots), and then has changed nothing."""
         count = len(self._slots)
         floor = max(now_ms, self._from_ms)
-        self.lag_ms = max(0, self._stamp_ms - floor)
-        if floor > self._stamp_ms:
-            self._stamp_ms, self._given = floor, 0
-        elif self._given >= 4 * count:
-            self._stamp_ms, self._given = self._stamp_ms + 1, 0
-        if not count or self._stamp_ms >= self._until_ms:
+        stamp_ms, given = self._stamp_ms, self._given
+        self.lag_ms = max(0, stamp_ms - floor)
+        if floor > stamp_ms:
+            stamp_ms, given = floor, 0
+        elif given >= 4 * count:
+            stamp_ms, given = stamp_ms + 1, 0
+        if not count or stamp_ms >= self._until_ms:
             raise OutOfReservation
         slot = self._slots[self._turn % count]
-        # Each slot is met once per `count` ids of a stamp, so its n-th id there is n-th // count.
-        made = make_id(self._stamp_ms, self._worker_id, ((self._given // count) << 10) | slot)
-        self._given += 1
+        self._stamp_ms, self._given = stamp_ms, given + 1
         self._turn = (self._turn + 1) % count
-        return made
+        # Each slot is met once per `count` ids of a stamp, so its n-th id there is n-th // count.
+        return make_id(stamp_ms, self._worker_id, ((given // count) << 10) | slot)

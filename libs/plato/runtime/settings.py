@@ -208,11 +208,13 @@ def load(
             raise SettingsError(f"{section}: {values!r} is no section; write its keys indented below it")
         merged[str(section)] = dict(values)
     for name, value in env.items():
-        if name.startswith(PREFIX) and "__" in name:
-            section, key = name[len(PREFIX) :].lower().split("__", 1)
+        section, parted, key = name.removeprefix(PREFIX).lower().partition("__")
+        if name.startswith(PREFIX) and parted:
             merged.setdefault(section, {})[key] = _from_text(value)
     for name, value in (flags or {}).items():
-        section, key = name.split(".", 1)
+        section, parted, key = name.partition(".")
+        if not parted:
+            raise SettingsError(f"{name}: names no key; write section.key, as in gateway.tcp_port")
         merged.setdefault(section, {})[key] = value
     try:
         return Settings.model_validate(merged)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 FORMAT: Final = 1
 SLOTS: Final = 1024
+WORKER_IDS: Final = 1024
 
 
 class TopologyError(ValueError):
@@ -82,6 +83,14 @@ class Topology:
         if None in owners:
             raise TopologyError(f"slot {owners.index(None)} has no owner")
         object.__setattr__(self, "_owners", tuple(owners))
+        minters: dict[int, str] = {}
+        gateways = [(name, gateway.worker_id) for name, gateway in self.gateways.items()]
+        for name, worker_id in gateways + [(name, msg.worker_id) for name, msg in self.msgs.items()]:
+            if not 0 <= worker_id < WORKER_IDS:
+                raise TopologyError(f"worker_id {worker_id} of {name} is outside 0-{WORKER_IDS - 1}")
+            if worker_id in minters:
+                raise TopologyError(f"worker_id {worker_id} belongs to {minters[worker_id]} and to {name}")
+            minters[worker_id] = name
 
     def owner(self, slot: int) -> SlotRange:
         """The range that holds `slot`: its shard and the epoch of the assignment."""
@@ -168,28 +177,40 @@ def loads(text: str) -> Topology:
         if raw["format"] != FORMAT:
             raise TopologyError(f"topology format {raw['format']} is not {FORMAT}: this process is of another version")
         return Topology(
-            cluster_uid=raw["cluster_uid"],
-            epoch=int(raw["epoch"]),
-            slots=tuple(SlotRange(int(a), int(b), str(n), int(e)) for a, b, n, e in raw["slots"]),
-            shards={n: Shard(s["addr"], s["uid"]) for n, s in raw["shards"].items()},
+            cluster_uid=_text(raw["cluster_uid"]),
+            epoch=_number(raw["epoch"]),
+            slots=tuple(SlotRange(_number(a), _number(b), _text(n), _number(e)) for a, b, n, e in raw["slots"]),
+            shards={n: Shard(_text(s["addr"]), _text(s["uid"])) for n, s in raw["shards"].items()},
             gateways={
                 n: Gateway(
-                    uid=g["uid"],
-                    worker_id=int(g["worker_id"]),
-                    workers=int(g["workers"]),
-                    homes=tuple(g["homes"]),
-                    ip=g["ip"],
-                    tcp=int(g["tcp"]),
-                    ws=int(g["ws"]),
-                    admin=g["admin"],
-                    state=g.get("state", "serving"),
-                    zone=g.get("zone", ""),
+                    uid=_text(g["uid"]),
+                    worker_id=_number(g["worker_id"]),
+                    workers=_number(g["workers"]),
+                    homes=tuple(_text(h) for h in g["homes"]),
+                    ip=_text(g["ip"]),
+                    tcp=_number(g["tcp"]),
+                    ws=_number(g["ws"]),
+                    admin=_text(g["admin"]),
+                    state=_text(g.get("state", "serving")),
+                    zone=_text(g.get("zone", "")),
                 )
                 for n, g in raw["gateways"].items()
             },
-            msgs={n: Msg(m["uid"], int(m["worker_id"]), m["addr"]) for n, m in raw["msgs"].items()},
+            msgs={n: Msg(_text(m["uid"]), _number(m["worker_id"]), _text(m["addr"])) for n, m in raw["msgs"].items()},
         )
     except TopologyError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
         raise TopologyError(f"the topology record cannot be read: {e!r}") from e
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no whole number")
+    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -16,15 +16,17 @@ NotReady = Callable[[], str]
 """Says why this process does not serve now; "" when it does."""
 
 
-def app(not_ready: NotReady, routes: Sequence[BaseRoute] = ()) -> Starlette:
-    """An application with the three standard routes and the caller's."""
+def app(
+    not_ready: NotReady, routes: Sequence[BaseRoute] = (), info: Callable[[], Mapping[str, str]] = dict
+) -> Starlette:
+    """An application with the three standard routes and the caller's. info: more to say in /readyz, by name."""
 
     async def healthz(_: Request) -> Response:
         return PlainTextResponse("ok\n")
 
     async def readyz(_: Request) -> Response:
         why = not_ready()
-        return JSONResponse({"ready": not why, "reason": why}, status_code=503 if why else 200)
+        return JSONResponse({"ready": not why, "reason": why, **info()}, status_code=503 if why else 200)
 
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,119 @@
+"""`python -m plato_msg --settings F`: checks the database, wires the adapters, serves until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+
+from plato.adapters import schema_pg
+from plato.adapters.bus_pg import PgBusReader
+from plato.adapters.pg import Database
+from plato.adapters.shards_grpc import GrpcShards
+from plato.adapters.topology_file import FileTopology
+from plato.adapters.valkey import ValkeyStore
+from plato.core.errors import Unavailable
+from plato.router import Router
+from plato.runtime import admin, logs, process
+from plato.runtime.settings import Settings, SettingsError
+
+from plato_msg import metrics, server
+from plato_msg.core.policy import Rules
+from plato_msg.service import MsgService, Options
+
+PIPELINE_CONNECTIONS = 4
+READ_CONNECTIONS = 4
+_WAIT_S = 0.5
+
+
+async def main(settings: Settings) -> int:
+    """Runs a msg process. Raises SettingsError for what waiting does not help."""
+    log = logs.get("msg")
+    if not settings.process.name or not settings.process.uid:
+        raise SettingsError(
+            "process.name and process.uid: must say who this process is; the supervisor sets PLATO_PROCESS__NAME and"
+            " PLATO_PROCESS__UID"
+        )
+    uri, schema = settings.database.uri, settings.database.schema_name
+    why = ["starting"]
+    info: dict[str, str] = {}
+    database = Database(uri, schema, size=PIPELINE_CONNECTIONS)
+    reads = Database(uri, schema, size=READ_CONNECTIONS)
+    topology = FileTopology(settings.topology.path)
+    bus = PgBusReader(database)
+    store = await ValkeyStore.connect(settings.store.url, settings.store.key_prefix)
+    shards = GrpcShards(topology)
+    service = MsgService(
+        Options(
+            name=settings.process.name,
+            uid=settings.process.uid,
+            partitions=settings.bus.partitions,
+            rules=Rules(guests=settings.auth.guests),
+            batch_records=settings.msg.batch_records,
+            member_stale_ms=settings.msg.member_stale_ms,
+            bus_retention_s=settings.msg.bus_retention_s,
+            max_frame_bytes=settings.gateway.max_frame_bytes,
+        ),
+        topology,
+        bus,
+        database,
+        reads,
+        Router(store.routes),
+        shards,
+        store.reservations,
+    )
+
+    def not_ready() -> str:
+        return why[0] or service.not_ready()
+
+    http = admin.HttpServer(admin.app(not_ready, info=lambda: info), settings.msg.http_host, settings.msg.http_port)
+    try:
+        await http.start()
+    except OSError as e:
+        raise SettingsError(
+            f"msg.http_port: {settings.msg.http_port} cannot be used on {settings.msg.http_host}: {e.strerror};"
+            " free it or choose another one"
+        ) from e
+    grpc, _ = await server.start(
+        server.MsgServicer(service.history, not_ready), settings.msg.host, settings.msg.grpc_port
+    )
+    try:
+        await _wait_for_dependencies(settings, store, why, info)
+        code = await process.until_stopped([asyncio.create_task(service.run(), name="msg")])
+    finally:
+        await service.leave()
+        await grpc.stop(server.STOP_GRACE_S)
+        await http.stop()
+        await shards.close()
+        await bus.close()
+        await database.close()
+        await reads.close()
+        with contextlib.suppress(Unavailable):
+            await store.close()
+    log.info("stopped", code=code)
+    return code
+
+
+async def _wait_for_dependencies(settings: Settings, store: ValkeyStore, why: list[str], info: dict[str, str]) -> None:
+    """Checks what we depend on and waits for what is away; raises SettingsError for what waiting does not help."""
+    log = logs.get("msg")
+    uri = settings.database.uri
+    while True:
+        try:
+            await schema_pg.check(uri, settings.database.schema_name, settings.bus.partitions)
+            durability = await schema_pg.durability(uri)
+            await store.check()
+            break
+        except Unavailable as e:
+            why[0] = str(e)
+            log.warning("waits", reason=str(e))
+            await asyncio.sleep(_WAIT_S)
+    for level in ("none", "process", "node"):
+        metrics.DURABILITY.labels(level).set(level == durability.level)
+    info["durability"] = durability.promise
+    (log.info if durability.level == "node" else log.warning)(durability.promise, durability=durability.level)
+    why[0] = ""
+
+
+if __name__ == "__main__":
+    sys.exit(process.run("plato_msg", main))

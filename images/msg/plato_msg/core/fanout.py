@@ -1,0 +1,132 @@
+"""Decisions → frames and who gets them. One shared Push encoding per message for every device of every member; the sending
+device gets a Receipt instead, found by (user, device_id), since its connection may have changed. A guest's device knows no
+Receipt: it gets the Push, and nothing on a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from plato.core.codes import Code, text
+from plato.core.ids import slot_of
+from plato.ports import Delivery, Payload, Route
+from plato.topology.record import Topology
+from plato.wire.v1 import client_pb2 as wire
+
+from plato_msg.core.batch import Decision
+
+MAX_SESSION_ID = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class Part:
+    """What one shard is to be handed. entries[i] belongs to device addressees[i] = (user, device_id)."""
+
+    payloads: list[Payload] = field(default_factory=list)
+    entries: list[Delivery] = field(default_factory=list)
+    addressees: list[tuple[str, int]] = field(default_factory=list)
+    size_bytes: int = 0
+    """Of the payloads' frames."""
+
+    def add(self, payload: Payload, conn_id: int, addressee: tuple[str, int]) -> None:
+        """One entry. The same payload for entries in a row is held once."""
+        if not self.payloads or self.payloads[-1] is not payload:
+            self.payloads.append(payload)
+            self.size_bytes += len(payload.frame)
+        self.entries.append(Delivery(conn_id, len(self.payloads) - 1))
+        self.addressees.append(addressee)
+
+
+def users(decisions: Iterable[Decision]) -> list[str]:
+    """Everybody whose routes the fan-out needs, each once."""
+    found: dict[str, None] = {}
+    for d in decisions:
+        if d.outcome.seq and not d.repeated:
+            found.update(dict.fromkeys(d.members))
+        found[d.uplink.from_user] = None
+    return list(found)
+
+
+def parts(
+    decisions: Iterable[Decision], routes: Mapping[str, Mapping[int, Route]], topology: Topology, part_bytes: int
+) -> list[tuple[str, Part]]:
+    """(shard, part) in the order in which each shard is to be handed them; parts hold at most `part_bytes` of frames, or one
+    frame. Within a shard the order is that of the decisions."""
+    done: list[tuple[str, Part]] = []
+    filling: dict[str, Part] = {}
+
+    def add(payload: Payload, conn_id: int, addressee: tuple[str, int]) -> None:
+        shard = topology.owner(slot_of(conn_id)).shard
+        part = filling.get(shard)
+        if part is None or (part.entries and part.size_bytes + len(payload.frame) > part_bytes):
+            part = filling[shard] = Part()
+            done.append((shard, part))
+        part.add(payload, conn_id, addressee)
+
+    for d in decisions:
+        u, outcome = d.uplink, d.outcome
+        push = Payload(push_frame(d), u.trace_id) if outcome.seq and (u.guest or not d.repeated) else None
+        if push is not None and not d.repeated:
+            for user, joined_seq in d.members.items():
+                if joined_seq >= outcome.seq:
+                    continue
+                for device_id, route in routes.get(user, {}).items():
+                    sender = user == u.from_user and device_id == u.device_id
+                    if route.conn_id and (u.guest or not sender):
+                        add(push, route.conn_id, (user, device_id))
+        route = routes.get(u.from_user, {}).get(u.device_id, Route(0, 0))
+        if not route.conn_id:
+            continue
+        if not u.guest:
+            add(Payload(receipt_frame(d), u.trace_id), route.conn_id, (u.from_user, u.device_id))
+        elif push is not None and d.repeated:
+            add(push, route.conn_id, (u.from_user, u.device_id))
+    return done
+
+
+def push_frame(d: Decision) -> bytes:
+    """MsgCmd{Push} of an accepted record, without run and push_no."""
+    u = d.uplink
+    push = wire.PushMsg(
+        MsgID=d.outcome.msg_id,
+        SessionID=session_id(u.conversation_id),
+        Content=u.body,
+        conversation_id=u.conversation_id,
+        seq=d.outcome.seq,
+        prev_seq=d.outcome.prev_seq,
+        from_user=u.from_user,
+        msg_type=u.msg_type,
+        client_msg_id=u.client_msg_id,
+        server_at_ms=d.outcome.server_at_ms,
+        trace_id=u.trace_id,
+    )
+    return wire.MsgCmd(Type=wire.PUSH, Payload=push.SerializeToString()).SerializeToString()
+
+
+def receipt_frame(d: Decision) -> bytes:
+    """MsgCmd{Receipt}, without run and push_no: the first outcome's numbers; of a repetition with the code DUPLICATE, of a
+    refusal with its code."""
+    u, outcome = d.uplink, d.outcome
+    code = Code.DUPLICATE if d.repeated and outcome.code == Code.OK else outcome.code
+    receipt = wire.ReceiptMsg(
+        code=code,
+        msg=text(code) if code else "",
+        conversation_id=u.conversation_id,
+        client_msg_id=u.client_msg_id,
+        client_id=u.client_id,
+        msg_id=outcome.msg_id,
+        seq=outcome.seq,
+        prev_seq=outcome.prev_seq,
+        server_at_ms=outcome.server_at_ms,
+        trace_id=u.trace_id,
+    )
+    return wire.MsgCmd(Type=wire.RECEIPT, Payload=receipt.SerializeToString()).SerializeToString()
+
+
+def session_id(conversation_id: str) -> int:
+    """The public client's numeric SessionID: the conversation_id where that is a number, else 0."""
+    if conversation_id.isascii() and conversation_id.isdigit() and len(conversation_id) <= 20:
+        number = int(conversation_id)
+        return number if number <= MAX_SESSION_ID else 0
+    return 0

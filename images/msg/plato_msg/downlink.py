@@ -1,0 +1,309 @@
+"""Hop 4: committed batches → the shards of their addressees' connections.
+
+    submit → [queue of batches] → routes of the batch's users, read after its commit (R2), one pipeline → parts by shard
+           → one lane per shard, in order → ShardClient.deliver → untaken: look at the routes again, three looks in all
+           → taken by every shard, or that shard is marked dirty → the batch is settled, `fanned_out` may pass (R7)
+
+A lane never waits for another one. An unreachable shard is tried again shortly, then marked dirty; while it stays away
+each turn of its lane tries once. Memory: QUEUE batches before the routes are read (past it, submit waits), LANE_BYTES of
+frames per shard (past it, parts are dropped and the shard is marked dirty).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+from plato.core.errors import Unavailable
+from plato.core.ids import slot_of
+from plato.ports import Route, ShardClient, TopologySource
+from plato.runtime import logs
+
+from plato_msg import metrics
+from plato_msg.core.batch import Decision
+from plato_msg.core.fanout import Part, parts, users
+from plato_msg.core.progress import Ticket
+
+QUEUE: Final = 4
+PART_BYTES: Final = 2 << 20
+LANE_BYTES: Final = 16 << 20
+LOOKS: Final = 3
+LOOK_PAUSES_S: Final = (0.05, 0.15)
+RETRY_PAUSES_S: Final = (0.05, 0.2)
+AWAY_PAUSE_S: Final = 0.2
+DELIVER_TIMEOUT_S: Final = 2.0
+DIRTY_PERIOD_S: Final = 1.0
+_BACK_OFF_S: Final = 0.1
+
+
+class RouteReader(Protocol):
+    """What is asked of plato.router.Router. No route is cached."""
+
+    async def read_many(self, users: Sequence[str]) -> list[dict[int, Route]]:
+        """Per user, in order: {device_id: Route}. One pipeline. Raises Unavailable."""
+
+
+class DirtyStore(Protocol):
+    """Where the shards' dirty counters live (plato_msg.store_pg.PgMsgStore)."""
+
+    async def mark_dirty(self, shards: Collection[str]) -> None:
+        """Raises the shards' counters. Raises Unavailable."""
+
+    async def dirty(self) -> dict[str, int]:
+        """{shard: count} of all that are dirty. Raises Unavailable."""
+
+    async def clear_dirty(self, shard: str, count: int) -> None:
+        """Deletes the counter where it is unchanged. Raises Unavailable."""
+
+
+class _Job:
+    """One submitted batch: settled when every part of it is done."""
+
+    def __init__(self, tickets: Sequence[Ticket]) -> None:
+        self._tickets = tickets
+        self._open = 1  # the dispatcher's own
+
+    def opened(self) -> None:
+        self._open += 1
+
+    def done(self) -> None:
+        self._open -= 1
+        if not self._open:
+            metrics.FANOUT_BATCHES.dec()
+            for ticket in self._tickets:
+                ticket.settle()
+
+
+class Downlink:
+    """The fan-out of one msg process. `run` does everything; `submit` feeds it."""
+
+    def __init__(self, topology: TopologySource, routes: RouteReader, shards: ShardClient, dirty: DirtyStore) -> None:
+        self.topology = topology
+        self._routes = routes
+        self.shards = shards
+        self._dirty = dirty
+        self._queue: asyncio.Queue[tuple[Sequence[Decision], Sequence[Ticket]]] = asyncio.Queue(QUEUE)
+        self._lanes: dict[str, _Lane] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._marked = asyncio.Event()
+        self._log = logs.get("downlink")
+
+    async def submit(self, decisions: Sequence[Decision], tickets: Sequence[Ticket]) -> None:
+        """Hands over a batch whose transaction has committed. Waits while QUEUE batches wait."""
+        metrics.FANOUT_BATCHES.inc()
+        await self._queue.put((decisions, tickets))
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(self._clean())
+            while True:
+                decisions, tickets = await self._queue.get()
+                job = _Job(tickets)
+                routes = await self._read_routes(users(decisions))
+                for shard, part in parts(decisions, routes, self.topology.current(), PART_BYTES):
+                    self.hand_over(shard, part, [job], look=1)
+                job.done()
+
+    def hand_over(self, shard: str, part: Part, jobs: list[_Job], look: int) -> None:
+        """Puts a part on a shard's lane; the jobs that it is of wait for it."""
+        for job in jobs:
+            job.opened()
+        lane = self._lanes.get(shard)
+        if lane is None:
+            assert self._tasks is not None
+            lane = self._lanes[shard] = _Lane(shard, self)
+            self._tasks.create_task(lane.run())
+        lane.add(part, jobs, look)
+
+    async def mark_dirty(self, shards: Collection[str], entries: int) -> None:
+        """Marks shards dirty; returns when that is durable."""
+        metrics.FANOUT.labels("dirty").inc(entries)
+        self._log.warning("marked dirty", shards=sorted(shards), entries=entries)
+        while True:
+            try:
+                await self._dirty.mark_dirty(shards)
+            except Unavailable:
+                await asyncio.sleep(_BACK_OFF_S)
+            else:
+                self._marked.set()
+                return
+
+    async def look_again(self, addressees: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """{(user, device_id): conn_id} as of now, for those that are connected. Raises Unavailable."""
+        devices = set(addressees)
+        names = sorted({user for user, _ in devices})
+        routes = dict(zip(names, await self._routes.read_many(names), strict=True))
+        return {
+            (user, device_id): route.conn_id
+            for user, device_id in devices
+            if (route := routes[user].get(device_id)) is not None and route.conn_id
+        }
+
+    async def _read_routes(self, names: list[str]) -> Mapping[str, Mapping[int, Route]]:
+        while True:
+            try:
+                return dict(zip(names, await self._routes.read_many(names), strict=True))
+            except Unavailable as e:
+                self._log.warning("routes cannot be read", reason=str(e))
+                await asyncio.sleep(_BACK_OFF_S)
+
+    async def _clean(self) -> None:
+        """Sends the dirty shards their counters until they are done."""
+        while True:
+            try:
+                dirty = await self._dirty.dirty()
+                metrics.DIRTY.set(len(dirty))
+                await asyncio.gather(*(self._clean_one(shard, count) for shard, count in dirty.items()))
+            except Unavailable:
+                pass
+            self._marked.clear()
+            try:
+                async with asyncio.timeout(DIRTY_PERIOD_S):
+                    await self._marked.wait()
+            except TimeoutError:
+                pass
+
+    async def _clean_one(self, shard: str, count: int) -> None:
+        topology = self.topology.current()
+        if shard not in topology.shards and all(r.shard != shard for r in topology.slots):
+            # It is gone, its slots were loaded by others, and that began new runs.
+            await self._dirty.clear_dirty(shard, count)
+            return
+        try:
+            async with asyncio.timeout(DELIVER_TIMEOUT_S):
+                done = await self.shards.dirty(shard, count)
+        except (Unavailable, TimeoutError):
+            return
+        if done >= count:
+            await self._dirty.clear_dirty(shard, count)
+
+
+class _Lane:
+    """Everything on its way to one shard, in order."""
+
+    def __init__(self, shard: str, downlink: Downlink) -> None:
+        self._shard = shard
+        self._downlink = downlink
+        self._parts: deque[tuple[Part | None, list[_Job], int]] = deque()  # None: dropped for want of room
+        self._bytes = 0
+        self._dropped = 0
+        self._filled = asyncio.Event()
+        self._away = False
+
+    def add(self, part: Part, jobs: list[_Job], look: int) -> None:
+        if self._bytes + part.size_bytes > LANE_BYTES and self._parts:
+            self._dropped += len(part.entries)
+            self._parts.append((None, jobs, look))
+        else:
+            self._bytes += part.size_bytes
+            self._parts.append((part, jobs, look))
+        self._filled.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._filled.wait()
+            turn, jobs, look, dropped = self._take()
+            if dropped:
+                await self._downlink.mark_dirty([self._shard], dropped)
+            if turn.entries:
+                await self._deliver(turn, jobs, look)
+            for job in jobs:
+                job.done()
+            if self._away:
+                await asyncio.sleep(AWAY_PAUSE_S)
+
+    def _take(self) -> tuple[Part, list[_Job], int, int]:
+        """What waits, joined up to PART_BYTES; parts that already had a look stay alone."""
+        turn, look, dropped = Part(), 1, 0
+        jobs: list[_Job] = []
+        while self._parts:
+            part, part_jobs, part_look = self._parts[0]
+            full = part is not None and (turn.size_bytes + part.size_bytes > PART_BYTES or part_look != look)
+            if full and turn.entries:
+                break
+            self._parts.popleft()
+            jobs += part_jobs
+            if part is None:
+                dropped, self._dropped = dropped + self._dropped, 0
+                continue
+            self._bytes -= part.size_bytes
+            look = part_look
+            for entry, addressee in zip(part.entries, part.addressees, strict=True):
+                turn.add(part.payloads[entry.payload], entry.conn_id, addressee)
+        if not self._parts:
+            self._filled.clear()
+        return turn, jobs, look, dropped
+
+    async def _deliver(self, part: Part, jobs: list[_Job], look: int) -> None:
+        """One part to its end: taken, given to another lane, or the shard is dirty."""
+        while True:
+            untaken = await self._try(part)
+            if untaken is None:
+                await self._downlink.mark_dirty([self._shard], len(part.entries))
+                return
+            metrics.FANOUT.labels("taken").inc(len(part.entries) - len(untaken))
+            if not untaken:
+                return
+            metrics.FANOUT.labels("untaken").inc(len(untaken))
+            if look >= LOOKS:
+                await self._give_up(part, untaken)
+                return
+            await asyncio.sleep(LOOK_PAUSES_S[look - 1])
+            look += 1
+            rest = await self._look_again(part, untaken, jobs, look)
+            if rest is None:
+                await self._give_up(part, untaken)
+                return
+            part = rest
+            if not part.entries:
+                return
+
+    async def _try(self, part: Part) -> list[int] | None:
+        """The entries that were not taken; None: the shard does not answer."""
+        for pause_s in (*(() if self._away else RETRY_PAUSES_S), None):
+            try:
+                async with asyncio.timeout(DELIVER_TIMEOUT_S):
+                    untaken = await self._downlink.shards.deliver(self._shard, part.payloads, part.entries)
+            except Unavailable:
+                if pause_s is not None:
+                    await asyncio.sleep(pause_s)
+            except TimeoutError:
+                break  # it hangs: each further try would hold the lane as long
+            else:
+                self._away = False
+                return untaken
+        self._away = True
+        return None
+
+    async def _look_again(self, part: Part, untaken: list[int], jobs: list[_Job], look: int) -> Part | None:
+        """Reads the routes of what was not taken: what still belongs here comes back, the rest goes to its lane. A device
+        that has no connection is done: its next Sync reads what is stored. None: the routes cannot be read."""
+        try:
+            found = await self._downlink.look_again(part.addressees[i] for i in untaken)
+        except Unavailable:
+            return None
+        topology = self._downlink.topology.current()
+        here: Part = Part()
+        elsewhere: dict[str, Part] = {}
+        for i in untaken:
+            addressee = part.addressees[i]
+            conn_id = found.get(addressee)
+            if conn_id is None:
+                continue
+            shard = topology.owner(slot_of(conn_id)).shard
+            target = here if shard == self._shard else elsewhere.setdefault(shard, Part())
+            target.add(part.payloads[part.entries[i].payload], conn_id, addressee)
+        for shard, moved in elsewhere.items():
+            # Which of the joined jobs an entry is of is not kept: all of them wait.
+            self._downlink.hand_over(shard, moved, jobs, look)
+        return here
+
+    async def _give_up(self, part: Part, untaken: list[int]) -> None:
+        """Nobody took these: the owners of their slots are marked dirty."""
+        topology = self._downlink.topology.current()
+        owners = {topology.owner(slot_of(part.entries[i].conn_id)).shard for i in untaken}
+        await self._downlink.mark_dirty(owners, len(untaken))

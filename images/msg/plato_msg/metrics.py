@@ -1,0 +1,32 @@
+"""What msg measures; Prometheus, one registry per process."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+RECORDS: Final = Counter("plato_msg_records_total", "Records decided, by code; repetitions as duplicate.", ["code"])
+POISON: Final = Counter("plato_msg_poison_records_total", "Records skipped because no outcome could be kept for them.")
+BATCHES: Final = Counter("plato_msg_batches_total", "Batch transactions, by end.", ["end"])
+BATCH_SECONDS: Final = Histogram(
+    "plato_msg_batch_seconds",
+    "From the guard to the commit of one batch.",
+    buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
+)
+LAG: Final = Gauge("plato_msg_lag_records", "Records of an owned partition that are not taken yet.", ["partition"])
+PARTITIONS: Final = Gauge("plato_msg_partitions_owned", "Partitions that this process owns.")
+TAKEOVERS: Final = Counter("plato_msg_takeovers_total", "Partitions taken over.")
+STEPPED_DOWN: Final = Counter("plato_msg_stepped_down_total", "Partitions lost to another owner.")
+FANOUT: Final = Counter("plato_msg_fanout_entries_total", "Frames for connections, by what became of them.", ["end"])
+FANOUT_BATCHES: Final = Gauge(
+    "plato_msg_fanout_batches", "Batches that are committed and not yet taken by their shards."
+)
+DIRTY: Final = Gauge("plato_msg_dirty_shards", "Shards that may have missed frames and are not done with a new run.")
+ID_LAG_MS: Final = Gauge(
+    "plato_msg_id_lag_ms", "How far the clock lies behind the newest msg_id; above 5 it stepped back."
+)
+DURABILITY: Final = Gauge(
+    "plato_msg_durability", "1 at what the database promises: none, process, node (R11).", ["level"]
+)
+READS: Final = Counter("plato_msg_reads_total", "Sync and Pull answered, by code.", ["kind", "code"])

@@ -1,0 +1,208 @@
+"""Which partitions this process owns (R7), and the tick that takes and gives them.
+
+    tick: our beat → who lives → who should own what → give what is another's, take what is ours → save the fanned_out marks
+
+Time only begins an attempt; the epoch in the database decides. Memory: one Held per owned partition. Ordering: `turn` is
+held by a batch transaction and by each change of `held`, so a partition is released after the running batch, never in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from plato.core.errors import Unavailable
+from plato.ports import TopologySource
+from plato.runtime import logs
+
+from plato_msg import metrics
+from plato_msg.core.allocator import Allocator
+from plato_msg.core.assignment import Liveness, assign
+from plato_msg.core.progress import Progress, Ticket
+from plato_msg.store_pg import Owner, PgMsgStore
+
+TICK_S: Final = 0.5
+RELEASE_TICKS: Final = 4
+"""A partition that is to be given waits this long for its fan-out to settle; the successor repeats what did not."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One owned partition. A new object after each take-over and reload: what hangs on an old one has no effect."""
+
+    partition: int
+    epoch: int
+    position: int
+    """Every record up to here has its outcome. Moved by the uplink, after the commit."""
+    saved: int
+    """fanned_out as stored."""
+    progress: Progress = field(init=False)
+    replayed: int = field(init=False)
+    """Up to here the records in (fanned_out, position] went out again; new ones are taken when it reaches position."""
+    leaving: int = 0
+    """Ticks since it became another's; 0: it stays."""
+
+    def __post_init__(self) -> None:
+        self.progress = Progress(self.saved)
+        self.replayed = self.saved
+
+    @property
+    def ready(self) -> bool:
+        """New records may be taken."""
+        return not self.leaving and self.replayed >= self.position
+
+    def committed(self, position: int, fanned_out: int) -> Ticket:
+        """A batch up to `position` was committed and took the mark along; returns its ticket for the fan-out."""
+        self.position = self.replayed = position
+        self.saved = max(self.saved, fanned_out)
+        return self.progress.open(position)
+
+
+class Ownership:
+    """The partitions of one msg process. `run` ticks for ever."""
+
+    def __init__(
+        self,
+        store: PgMsgStore,
+        topology: TopologySource,
+        allocator: Allocator,
+        name: str,
+        uid: str,
+        *,
+        stale_ms: int,
+        tick_s: float = TICK_S,
+    ) -> None:
+        self._store = store
+        self._topology = topology
+        self._allocator = allocator
+        self._name, self._uid = name, uid
+        self._tick_s = tick_s
+        self._liveness = Liveness(max(2, round(stale_ms / 1000 / tick_s)))
+        self.turn = asyncio.Lock()
+        self.held: dict[int, Held] = {}
+        self.doubtful = False
+        """After an error whose effect is unknown: `reload` before anything else is taken."""
+        self._log = logs.get("owner")
+
+    async def run(self) -> None:
+        """Ticks until cancelled."""
+        while True:
+            try:
+                await self.tick()
+            except Unavailable as e:
+                self._log.warning("tick failed", reason=str(e))
+            await asyncio.sleep(self._tick_s)
+
+    @property
+    def named(self) -> bool:
+        """The topology's record of us carries our uid: we may serve."""
+        try:
+            record = self._topology.current().msgs.get(self._name)
+        except Unavailable:
+            return False
+        return record is not None and record.uid == self._uid
+
+    async def tick(self) -> None:
+        """One round. Raises Unavailable; then the next one looks anew."""
+        if not self.named:
+            await self._give(list(self.held), at_once=True)
+            return
+        beats = await self._store.beat(self._uid)
+        owners, lag = await self._store.owners()
+        named = {msg.uid for msg in self._topology.current().msgs.values()}
+        live = self._liveness.observe(beats, named)
+        live.add(self._uid)
+        target = assign(live, [row.owner for row in owners])
+        for partition, held in self.held.items():
+            if target[partition] == self._uid:
+                held.leaving = 0
+        await self._give([p for p in self.held if target[p] != self._uid])
+        await self._take(
+            [
+                row
+                for row in owners
+                if target[row.partition] == self._uid
+                and row.partition not in self.held
+                and (row.owner in ("", self._uid) or row.owner not in live)
+            ]
+        )
+        await self._flush()
+        if gone := self._liveness.gone(named):
+            await self._store.forget_members(gone)
+        metrics.PARTITIONS.set(len(self.held))
+        for partition in self.held:
+            metrics.LAG.labels(str(partition)).set(lag[partition])
+
+    async def give_all(self) -> None:
+        """Gives everything up at once. Raises Unavailable."""
+        await self._give(list(self.held), at_once=True)
+
+    def doubt(self) -> None:
+        """Memory may be wrong: drop it. Nothing is taken before `reload`."""
+        self.doubtful = True
+        self._allocator.forget()
+
+    async def reload(self) -> None:
+        """Reads again what is ours, after `doubt`. Raises Unavailable."""
+        async with self.turn:
+            rows = await self._store.load(self._uid, {p: held.epoch for p, held in self.held.items()})
+            self._lose(set(self.held) - {row.partition for row in rows})
+            for row in rows:
+                self.held[row.partition] = _held(row)
+            self.doubtful = False
+
+    def step_down(self, partitions: Collection[int]) -> None:
+        """Another owner, or another position, stands: these are lost; a later tick may take them anew."""
+        self._lose(partitions)
+        self._allocator.forget()
+
+    def _lose(self, partitions: Collection[int]) -> None:
+        for partition in partitions:
+            if self.held.pop(partition, None) is not None:
+                self._log.warning("stepped down", partition=partition)
+                metrics.STEPPED_DOWN.inc()
+                metrics.LAG.remove(str(partition))
+
+    async def _take(self, rows: list[Owner]) -> None:
+        if not rows:
+            return
+        taken = await self._store.take(self._uid, {row.partition: row.epoch for row in rows})
+        async with self.turn:
+            for row in taken:
+                self.held[row.partition] = _held(row)
+            self._allocator.forget()
+        metrics.TAKEOVERS.inc(len(taken))
+        if taken:
+            self._log.info("took partitions", partitions=[row.partition for row in taken])
+
+    async def _give(self, partitions: Collection[int], *, at_once: bool = False) -> None:
+        for partition in partitions:
+            self.held[partition].leaving += 1
+        leaving = [self.held[p] for p in partitions]
+        going = [h for h in leaving if at_once or h.progress.settled or h.leaving > RELEASE_TICKS]
+        if not going:
+            return
+        async with self.turn:
+            going = [held for held in going if self.held.get(held.partition) is held]
+            await self._store.save({h.partition: (h.epoch, h.progress.fanned_out) for h in going}, release=True)
+            for held in going:
+                del self.held[held.partition]
+                metrics.LAG.remove(str(held.partition))
+            self._allocator.forget()
+        self._log.info("gave partitions", partitions=[held.partition for held in going])
+
+    async def _flush(self) -> None:
+        """Saves the marks that moved and that no batch has taken along."""
+        moved = [held for held in self.held.values() if held.progress.fanned_out > held.saved]
+        if not moved:
+            return
+        marks = {held.partition: (held.epoch, held.progress.fanned_out) for held in moved}
+        await self._store.save(marks)
+        for held in moved:
+            held.saved = max(held.saved, marks[held.partition][1])
+
+
+def _held(row: Owner) -> Held:
+    return Held(row.partition, row.epoch, row.position, row.fanned_out)

@@ -1,0 +1,67 @@
+"""The gRPC service Msg: Sync and Pull for state, whichever msg process is asked. No state of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import grpc
+from plato.core.errors import Unavailable
+from plato.runtime.settings import SettingsError
+from plato.wire.v1 import client_pb2, msg_pb2, msg_pb2_grpc
+
+from plato_msg.history import History
+
+STOP_GRACE_S: Final = 1.0
+
+
+class MsgServicer(msg_pb2_grpc.MsgServicer):
+    """Answers UNAVAILABLE while the process does not serve, and when the database is away: the caller tries the next one."""
+
+    def __init__(self, history: History, not_ready: Callable[[], str]) -> None:
+        self._history = history
+        self._not_ready = not_ready
+
+    async def Sync(
+        self, request: msg_pb2.SyncRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> client_pb2.SyncedMsg:
+        """See msg.proto."""
+        await self._check(context)
+        try:
+            return await self._history.sync(request.user_id, request.sync)
+        except Unavailable as e:
+            await _abort(context, str(e))
+
+    async def Pull(
+        self, request: msg_pb2.PullRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> client_pb2.PulledMsg:
+        """See msg.proto."""
+        await self._check(context)
+        try:
+            return await self._history.pull(request.user_id, request.pull)
+        except Unavailable as e:
+            await _abort(context, str(e))
+
+    async def _check(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if why := self._not_ready():
+            await _abort(context, why)
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], why: str) -> NoReturn:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, why)
+    raise AssertionError("abort raises")
+
+
+async def start(servicer: MsgServicer, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+    """Serves; returns the server and its port (chosen, if `port` is 0). Raises SettingsError when the port is in use."""
+    # Without this two processes would share a port in silence.
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    msg_pb2_grpc.add_MsgServicer_to_server(servicer, server)
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as e:
+        raise SettingsError(
+            f"msg.grpc_port: {port} cannot be used on {host}: {e}; free it or choose another one"
+        ) from e
+    await server.start()
+    return server, bound

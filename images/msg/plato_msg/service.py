@@ -1,0 +1,149 @@
+"""One msg process, put together from its ports: hops 3 and 4, history, ownership, ids, housekeeping.
+
+    start → its own record in the topology carries our uid → reservation → ownership, uplink, downlink → until cancelled
+
+Everything runs in one loop; a part that ends ends the process. Memory: see uplink, downlink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from plato.core.errors import Unavailable
+from plato.ports import BusReader, ReservationStore, ShardClient, TopologySource
+from plato.runtime import logs
+
+from plato_msg.core.allocator import Allocator, SingleWriter
+from plato_msg.core.policy import Rules
+from plato_msg.downlink import Downlink, RouteReader
+from plato_msg.history import History
+from plato_msg.ids import MsgIds
+from plato_msg.owner import TICK_S, Ownership
+from plato_msg.store_pg import Database, PgMsgStore
+from plato_msg.uplink import Uplinks
+
+TRIM_PERIOD_S: Final = 60.0
+_WAIT_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a msg process is told. member_stale_ms, batch_records, bus_retention_s: as in the settings."""
+
+    name: str
+    uid: str
+    partitions: int
+    rules: Rules
+    batch_records: int = 500
+    member_stale_ms: int = 3_000
+    bus_retention_s: int = 86_400
+    max_frame_bytes: int = 65_536
+    tick_s: float = TICK_S
+
+
+class MsgService:
+    """A msg process without its sockets: `run` works until cancelled, `history` answers reads, `not_ready` says why not."""
+
+    def __init__(
+        self,
+        options: Options,
+        topology: TopologySource,
+        bus: BusReader,
+        database: Database,
+        reads: Database,
+        routes: RouteReader,
+        shards: ShardClient,
+        reservations: ReservationStore,
+        allocator: Allocator | None = None,
+    ) -> None:
+        """database: for the pipeline; reads: for history, so that a flood of reads does not slow the pipeline."""
+        self._options = options
+        self._topology = topology
+        self._bus = bus
+        self._reservations = reservations
+        self.store = PgMsgStore(database)
+        self.history = History(PgMsgStore(reads), max_frame_bytes=options.max_frame_bytes)
+        self._allocator = allocator or SingleWriter()
+        self.owners = Ownership(
+            self.store,
+            topology,
+            self._allocator,
+            options.name,
+            options.uid,
+            stale_ms=options.member_stale_ms,
+            tick_s=options.tick_s,
+        )
+        self.downlink = Downlink(topology, routes, shards, self.store)
+        self._reserved = False
+        self._log = logs.get("msg")
+
+    def not_ready(self) -> str:
+        """Why this process does not serve; "" when it does."""
+        if not self.owners.named:
+            return "the topology does not name this process"
+        if not self._reserved:
+            return "no reservation of msg_ids yet"
+        return ""
+
+    async def run(self) -> None:
+        """Works until cancelled, or raises what a part of it raised."""
+        worker_id = await self._own_worker_id()
+        ids = MsgIds(self._reservations, worker_id, self._options.uid, secrets.randbits(63))
+        uplinks = Uplinks(
+            self._bus,
+            self.store,
+            self.owners,
+            self._allocator,
+            ids,
+            self.downlink,
+            self._options.rules,
+            partitions=self._options.partitions,
+            batch_records=self._options.batch_records,
+        )
+        while not await self._reserve(ids):  # noqa: ASYNC110 - the store has no event for this
+            await asyncio.sleep(_WAIT_S)
+        self._reserved = True
+        self._log.info("serves", worker_id=worker_id)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ids.run(), name="ids")
+            tasks.create_task(self.downlink.run(), name="downlink")
+            tasks.create_task(self.owners.run(), name="owner")
+            tasks.create_task(uplinks.run(), name="uplink")
+            tasks.create_task(self._trim(), name="trim")
+
+    async def leave(self) -> None:
+        """Gives every partition up, so that the others need not wait for our silence. A hint: after `run` was cancelled."""
+        try:
+            async with asyncio.timeout(2.0):
+                await self.owners.give_all()
+        except (Unavailable, TimeoutError):
+            pass
+
+    async def _own_worker_id(self) -> int:
+        epoch = -1
+        while True:
+            topology = await self._topology.changed(epoch)
+            epoch = topology.epoch
+            record = topology.msgs.get(self._options.name)
+            if record is not None and record.uid == self._options.uid:
+                return record.worker_id
+
+    @staticmethod
+    async def _reserve(ids: MsgIds) -> bool:
+        try:
+            return await ids.raise_once()
+        except Unavailable:
+            return False
+
+    async def _trim(self) -> None:
+        """Deletes bus records that are long fanned out."""
+        while True:
+            await asyncio.sleep(TRIM_PERIOD_S)
+            for held in list(self.owners.held.values()):
+                try:
+                    await self._bus.trim(held.partition, held.saved, self._options.bus_retention_s)
+                except Unavailable:
+                    break

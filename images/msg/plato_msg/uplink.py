@@ -1,0 +1,220 @@
+"""Hop 3: bus records → outcomes and messages in the database, in the order of their partition (R7, R9).
+
+    wait for a hint → read the ready partitions together → one transaction: guard, what is known, decisions, rows → commit
+    → positions in memory → Downlink.submit
+
+After a take-over or a reload a partition first sends out again what lies in (fanned_out, position], from stored outcomes.
+The data's own fault (SQLSTATE 22, 23): the batch is split until the record stands alone, gets NOT_STORABLE and the partition
+moves on. Any other error: memory is dropped and reloaded, the same is tried again.
+Memory: one read of at most READ_BYTES, and what Downlink's queue holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from plato.core.codes import Code
+from plato.core.errors import Unavailable, Unstorable
+from plato.ports import BusReader, BusRecord
+from plato.runtime import logs
+
+from plato_msg import metrics
+from plato_msg.core.allocator import Allocator
+from plato_msg.core.batch import Decision, Plan, Undecodable, Uplink, again, decode, judge, number, wanted
+from plato_msg.core.policy import Rules
+from plato_msg.core.progress import Ticket
+from plato_msg.downlink import Downlink
+from plato_msg.ids import MsgIds, unix_ms
+from plato_msg.owner import Held, Ownership
+from plato_msg.store_pg import Guard, PgMsgStore, Poison, SteppedDown
+
+READ_BYTES: Final = 8 << 20
+BATCHES_PER_READ: Final = 4
+WAIT_S: Final = 0.25
+POLL_S: Final = 1.0
+BACK_OFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class Uplinks:
+    """The pipeline of one msg process. `run` does everything."""
+
+    def __init__(
+        self,
+        bus: BusReader,
+        store: PgMsgStore,
+        owners: Ownership,
+        allocator: Allocator,
+        ids: MsgIds,
+        downlink: Downlink,
+        rules: Rules,
+        *,
+        partitions: int,
+        batch_records: int,
+    ) -> None:
+        self._bus = bus
+        self._store = store
+        self._owners = owners
+        self._allocator = allocator
+        self._ids = ids
+        self._downlink = downlink
+        self._rules = rules
+        self._partitions = partitions
+        self._batch_records = batch_records
+        self._waiting: set[int] = set()  # partitions that may hold records
+        self._seen: set[Held] = set()  # owned at the last step: others are looked at without a hint
+        self._polled_at = 0.0
+        self._log = logs.get("uplink")
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        failures = 0
+        while True:
+            try:
+                if not await self.step():
+                    self._waiting |= await self._bus.wait(list(self._owners.held), WAIT_S)
+                failures = 0
+            except Unavailable as e:
+                self._owners.doubt()
+                self._log.warning("will be tried again", reason=str(e))
+                await asyncio.sleep(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])
+                failures += 1
+
+    async def step(self) -> bool:
+        """Takes what is ready; False: there was nothing. Raises Unavailable."""
+        if self._owners.doubtful:
+            await self._owners.reload()
+        held = list(self._owners.held.values())
+        for partition in held:
+            if not partition.leaving and partition.replayed < partition.position:
+                await self._replay(partition)
+        now = time.monotonic()
+        if now - self._polled_at >= POLL_S:
+            self._polled_at = now
+            self._waiting |= {h.partition for h in held}
+        self._waiting |= {h.partition for h in set(held) - self._seen}
+        self._seen = set(held)
+        self._waiting &= {h.partition for h in held}
+        under = {h.partition: h for h in held if h.partition in self._waiting and h.ready}
+        ready = {partition: h.position for partition, h in under.items()}
+        if not ready:
+            return False
+        limit = max(1, min(self._batch_records, BATCHES_PER_READ * self._batch_records // len(ready)))
+        limit_bytes = READ_BYTES // len(ready)
+        records = await self._bus.read_many(ready, limit, limit_bytes)
+        self._drained(ready, records, limit, limit_bytes)
+        if records:
+            await self._take(records, under)
+        return bool(records)
+
+    def _drained(self, ready: dict[int, int], records: list[BusRecord], limit: int, limit_bytes: int) -> None:
+        """Partitions that gave all they had wait for a hint again."""
+        counts = dict.fromkeys(ready, 0)
+        sizes = dict.fromkeys(ready, 0)
+        for record in records:
+            counts[record.partition] += 1
+            sizes[record.partition] += len(record.value)
+        # A read that was cut by bytes leaves room for less than one record; half the room is surely not that.
+        self._waiting -= {p for p in ready if counts[p] < limit and (not counts[p] or sizes[p] < limit_bytes // 2)}
+
+    async def _take(self, records: list[BusRecord], under: dict[int, Held]) -> None:
+        """Records, sorted by partition and position, to their outcomes; `under`: the ownerships that they were read under.
+        Raises Unavailable; what was committed before stays, and is on its way."""
+        parts = [records]
+        faulty: dict[tuple[int, int], str] = {}  # stood alone and was refused; not "": its outcome too
+        while parts:
+            part = [r for r in parts.pop() if self._owners.held.get(r.partition) is under[r.partition]]
+            if not part:
+                continue
+            try:
+                done = await self._commit(part, under, faulty)
+            except Unstorable as e:
+                if len(part) > 1:
+                    parts += [part[len(part) // 2 :], part[: len(part) // 2]]
+                    continue
+                place = (part[0].partition, part[0].position)
+                faulty[place] = str(e) if place in faulty else ""
+                self._log.error("record refused by the database", partition=place[0], position=place[1], reason=str(e))
+                parts.append(part)
+            except SteppedDown as e:
+                self._owners.step_down(e.partitions)
+                parts.append(part)
+            else:
+                if done is None:
+                    parts.append(part)
+                else:
+                    await self._downlink.submit(*done)
+
+    async def _commit(
+        self, part: list[BusRecord], under: dict[int, Held], faulty: dict[tuple[int, int], str]
+    ) -> tuple[list[Decision], list[Ticket]] | None:
+        """One transaction. None: an ownership changed while we waited for the turn. Raises Unstorable, SteppedDown (then
+        nothing was written) and Unavailable."""
+        uplinks, poison = self._decode(part, faulty)
+        ids = await self._ids.take(len(uplinks))
+        plan = Plan()
+        async with self._owners.turn:
+            last = {record.partition: record.position for record in part}
+            if any(self._owners.held.get(partition) is not under[partition] for partition in last):
+                return None
+            guards = [
+                Guard(p, under[p].epoch, under[p].position, position, under[p].progress.fanned_out)
+                for p, position in last.items()
+            ]
+            begun = time.perf_counter()
+            try:
+                async with self._store.batch(guards) as batch:
+                    if uplinks:
+                        known = await batch.known(uplinks)
+                        judged = judge(uplinks, known, self._rules, faulty)
+                        allocated = await self._allocator.allocate(wanted(judged), known)
+                        plan = number(judged, known, allocated, ids, unix_ms())
+                    await batch.write(plan, poison)
+            except Exception as e:
+                metrics.BATCHES.labels(type(e).__name__).inc()
+                raise
+            metrics.BATCHES.labels("committed").inc()
+            metrics.BATCH_SECONDS.observe(time.perf_counter() - begun)
+            tickets = [under[guard.partition].committed(guard.new_position, guard.fanned_out) for guard in guards]
+        self._count(plan, poison)
+        return plan.decisions, tickets
+
+    def _decode(self, part: list[BusRecord], faulty: dict[tuple[int, int], str]) -> tuple[list[Uplink], list[Poison]]:
+        uplinks: list[Uplink] = []
+        poison: list[Poison] = []
+        for record in part:
+            reason = faulty.get((record.partition, record.position), "")
+            if not reason:
+                try:
+                    uplinks.append(decode(record, self._partitions))
+                    continue
+                except Undecodable as e:
+                    reason = str(e)
+            poison.append(Poison(record.partition, record.position, reason.replace("\x00", "\\0"), record.value))
+        return uplinks, poison
+
+    def _count(self, plan: Plan, poison: list[Poison]) -> None:
+        for d in plan.decisions:
+            metrics.RECORDS.labels("duplicate" if d.repeated else Code(d.outcome.code).name.lower()).inc()
+            self._log.debug(
+                "decided",
+                conversation_id=d.uplink.conversation_id,
+                msg_id=d.outcome.msg_id,
+                seq=d.outcome.seq,
+                code=d.outcome.code,
+                trace_id=d.uplink.trace_id,
+            )
+        for p in poison:
+            metrics.POISON.inc()
+            self._log.error("record skipped", partition=p.partition, position=p.position, reason=p.reason)
+
+    async def _replay(self, held: Held) -> None:
+        """One chunk of (replayed, position] goes out again, with the outcomes that are stored."""
+        records = await self._bus.read(held.partition, held.replayed, self._batch_records)
+        records = [r for r in records if r.position <= held.position]
+        uplinks, _ = self._decode(records, {})
+        decisions = again(uplinks, await self._store.known(uplinks)) if uplinks else []
+        held.replayed = records[-1].position if records else held.position
+        ticket = held.progress.open(held.replayed)
+        await self._downlink.submit(decisions, [ticket])

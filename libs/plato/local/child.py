@@ -119,7 +119,8 @@ class Child:
         """Asks it to end, and kills it after `timeout_s`. Returns its exit code."""
         self.send_signal(number)
         try:
-            return await asyncio.wait_for(self.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await self.wait()
         except TimeoutError:
             self.send_signal(signal.SIGKILL)
             return await self.wait()

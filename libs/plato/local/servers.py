@@ -370,25 +370,25 @@ class ValkeyServer(Server):
 
     async def answers(self) -> bool:
         """See Server. Speaks the two commands itself, so that a start needs no client library."""
+        writer: asyncio.StreamWriter | None = None
         try:
-            reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", self.port), 5)
-        except (OSError, TimeoutError):
-            return False
-        try:
-            writer.write(f"AUTH {self.password}\r\nPING\r\n".encode())
-            auth = await asyncio.wait_for(reader.readline(), 5)
-            if auth.startswith((b"-WRONGPASS", b"-ERR AUTH", b"-ERR Client sent AUTH")):
-                raise ServerError(
-                    f"the store on port {self.port} refuses the password in {self.folder / 'password'}; "
-                    "restore that file, or stop the other server on that port"
-                )
-            return (await asyncio.wait_for(reader.readline(), 5)).startswith(b"+PONG")
+            async with asyncio.timeout(5):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                writer.write(f"AUTH {self.password}\r\nPING\r\n".encode())
+                auth, ping = await reader.readline(), await reader.readline()
         except (OSError, TimeoutError):
             return False
         finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            if writer is not None:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+        if auth.startswith((b"-WRONGPASS", b"-ERR AUTH", b"-ERR Client sent AUTH")):
+            raise ServerError(
+                f"the store on port {self.port} refuses the password in {self.folder / 'password'}; "
+                "restore that file, or stop the other server on that port"
+            )
+        return ping.startswith(b"+PONG")
 
     def reason(self) -> str:
         """See Server."""

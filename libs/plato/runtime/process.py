@@ -17,6 +17,13 @@ from plato.runtime.settings import Settings, SettingsError, load
 
 _PR_SET_PDEATHSIG = 1
 
+CANNOT_START = 3
+"""Exit code: a port, a folder or another thing of this machine is not as the settings say."""
+
+
+class StartError(Exception):
+    """This machine cannot do what the settings say: one line that names the setting and the way out."""
+
 
 def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
     """Asks the kernel to send `signal_number` when the parent ends, so that a killed supervisor leaves no orphans."""
@@ -53,7 +60,10 @@ async def until_stopped(tasks: list[asyncio.Task[Any]]) -> int:
 
 
 def run(name: str, main: Callable[[Settings], Coroutine[Any, Any, int]]) -> int:
-    """Runs a service's main: parses --settings, loads, configures logs, runs. Returns the exit code (2: settings)."""
+    """Runs a service's main: parses --settings, loads, configures logs, runs. Returns the exit code.
+
+    A SettingsError (2) and a StartError (CANNOT_START) are one line on standard error.
+    """
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--settings", type=Path, default=None, help="settings file (default: ./plato.yaml)")
     arguments = parser.parse_args()
@@ -64,5 +74,8 @@ def run(name: str, main: Callable[[Settings], Coroutine[Any, Any, int]]) -> int:
     except SettingsError as e:
         print(f"{name}: {e}", file=sys.stderr)
         return 2
+    except StartError as e:
+        print(f"{name}: {e}", file=sys.stderr)
+        return CANNOT_START
     except KeyboardInterrupt:
         return 130

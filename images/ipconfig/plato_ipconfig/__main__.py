@@ -1,0 +1,52 @@
+"""`python -m plato_ipconfig`: wires the topology file, the keys and the board, and serves two ports."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+from plato.adapters.tokens import JwtVerifier
+from plato.adapters.topology_file import FileTopology
+from plato.runtime.admin import HttpServer
+from plato.runtime.process import StartError, run, until_stopped
+from plato.runtime.settings import Settings
+
+from plato_ipconfig.app import IpList, internal, public
+from plato_ipconfig.core.rank import Board
+from plato_ipconfig.source import LoadSource
+
+
+def now_ms() -> int:
+    """Milliseconds of a clock that never goes back."""
+    return time.monotonic_ns() // 1_000_000
+
+
+async def main(settings: Settings) -> int:
+    """Serves until it is stopped. Returns the exit code."""
+    own = settings.ipconfig
+    topology = FileTopology(settings.topology.path)
+    tokens = JwtVerifier(settings.auth.keys_dir, settings.auth.issuer, settings.auth.audience)
+    board = Board(own.silent_ms)
+    ip_list = IpList(topology, board, tokens, guests=settings.auth.guests, now_ms=now_ms)
+    servers: list[HttpServer] = []
+    try:
+        for key, application, host, port in (
+            ("ipconfig.internal_port", internal(ip_list), own.internal_host, own.internal_port),
+            ("ipconfig.port", public(ip_list, settings.gateway.ws_origins), own.host, own.port),
+        ):
+            server = HttpServer(application, host, port)
+            try:
+                await server.start()
+            except OSError as e:
+                raise StartError(f"{key}: cannot listen on {host}:{port}: {e.strerror}; set another one") from e
+            servers.append(server)
+        source = LoadSource(topology, board, own.poll_ms, now_ms)
+        return await until_stopped([asyncio.create_task(source.run(), name="source")])
+    finally:
+        for server in servers:
+            await server.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(run("ipconfig", main))

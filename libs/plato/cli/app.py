@@ -1,0 +1,299 @@
+"""The commands of `plato`. Each is thin: it reads the settings, asks plato.local, prints.
+
+What is slow to import is imported by the command that needs it. Errors are one line on stderr; `main` prints them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
+
+import typer
+
+if TYPE_CHECKING:
+    from plato.local.cluster import LocalCluster
+    from plato.runtime.settings import Settings
+
+app = typer.Typer(
+    name="plato",
+    help="Plato, an instant-messaging platform: the embedded cluster and a chat client.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+db = typer.Typer(help="The database of a cluster.", no_args_is_help=True)
+app.add_typer(db, name="db")
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", "-d", help="Data folder. Default: /var/lib/plato as root, else ./.plato", show_default=False
+    ),
+]
+PortOffset = Annotated[
+    int | None, typer.Option("--port-offset", help="Added to every port of the embedded cluster.", show_default=False)
+]
+SettingsFile = Annotated[
+    Path | None, typer.Option("--settings", "-s", help="Settings file. Default: ./plato.yaml", show_default=False)
+]
+Target = Annotated[str, typer.Argument(help="A process (plato-s0, edge-1, …) or a kind (state, gateway, msg, …).")]
+
+
+def _settings(file: Path | None, data_dir: Path | None = None, port_offset: int | None = None) -> Settings:
+    from plato.runtime.settings import load
+
+    flags: dict[str, Any] = {}
+    if data_dir is not None:
+        flags["local.data_dir"] = data_dir
+    if port_offset is not None:
+        flags["local.port_offset"] = port_offset
+    return load(file, flags=flags)
+
+
+def _cluster(data_dir: Path | None, file: Path | None = None) -> LocalCluster:
+    from plato.local.cluster import LocalCluster
+    from plato.local.folder import data_dir as chosen
+
+    return LocalCluster(chosen(_settings(file, data_dir)))
+
+
+def _own_command() -> str:
+    """How the user calls this program from where they are."""
+    found = shutil.which("plato")
+    here = Path(sys.executable).parent / "plato"
+    if found is not None and Path(found).resolve() == here.resolve():
+        return "plato"
+    if not here.exists():
+        return f"{sys.executable} -m plato.cli"
+    return str(here.relative_to(Path.cwd())) if here.is_relative_to(Path.cwd()) else str(here)
+
+
+# ── the embedded cluster ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command()
+def up(data_dir: DataDir = None, port_offset: PortOffset = None, settings: SettingsFile = None) -> int:
+    """Start everything on this machine and stay; Ctrl-C stops it, the data stay."""
+    from plato.local.folder import data_dir as chosen
+    from plato.local.supervisor import Supervisor
+
+    loaded = _settings(settings, data_dir, port_offset)
+    default = chosen(_settings(None, None)) == chosen(loaded)
+    where = "" if default else f" --data-dir {chosen(loaded)}"
+
+    def how_to_chat() -> str:
+        plato = _own_command()
+        return (
+            "\nPlato is up. Chat from two more terminals:\n\n"
+            f"    {plato} chat alice --to bob{where}\n"
+            f"    {plato} chat bob --to alice{where}\n\n"
+            f"See it run with `{plato} status{where}`; Ctrl-C here stops it, the data stay."
+        )
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    return asyncio.run(Supervisor(loaded, say, how_to_chat).run())
+
+
+@app.command()
+def down(data_dir: DataDir = None, settings: SettingsFile = None) -> int:
+    """Stop the cluster of this folder; the data stay."""
+    cluster = _cluster(data_dir, settings)
+    if not cluster.running:
+        print(f"Plato is not running in {cluster.data_dir}")
+        return 0
+    cluster.down()
+    print("stopped; the data stay")
+    return 0
+
+
+@app.command()
+def status(
+    data_dir: DataDir = None,
+    settings: SettingsFile = None,
+    json_: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> int:
+    """Show every process. Exit code 0: all serve; 1: something does not."""
+    import json
+
+    from plato.cli.show import status_lines
+
+    found = _cluster(data_dir, settings).status()
+    print(json.dumps(found, indent=1) if json_ else "\n".join(status_lines(found)))
+    return 0 if all(entry["ready"] for entry in found["processes"]) and found["phase"] == "up" else 1
+
+
+@app.command()
+def stop(target: Target, data_dir: DataDir = None, settings: SettingsFile = None) -> int:
+    """Stop processes of the running cluster, and keep them stopped until `plato start`."""
+    print("stopped: " + ", ".join(_cluster(data_dir, settings).stop_processes(target)))
+    return 0
+
+
+@app.command()
+def start(target: Target, data_dir: DataDir = None, settings: SettingsFile = None) -> int:
+    """Start processes again that `plato stop` stopped."""
+    print("serving: " + ", ".join(_cluster(data_dir, settings).start_processes(target)))
+    return 0
+
+
+@app.command()
+def doctor(data_dir: DataDir = None, port_offset: PortOffset = None, settings: SettingsFile = None) -> int:
+    """Look at this machine and the cluster, and say in words what is wrong. Exit code 1: something is."""
+    from plato.local.doctor import Level, examine
+
+    marks = {Level.OK: "ok   ", Level.NOTE: "note ", Level.BAD: "BAD  "}
+    bad = 0
+    for finding in examine(_settings(settings, data_dir, port_offset)):
+        print(f"{marks[finding.level]} {finding.text}", flush=True)
+        bad += finding.level is Level.BAD
+    print("nothing stands in the way" if not bad else f"{bad} to put right")
+    return 1 if bad else 0
+
+
+# ── people ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command()
+def chat(
+    user: Annotated[str, typer.Argument(help="Who you are.")],
+    to: Annotated[str | None, typer.Option("--to", help="Who you talk to.", show_default=False)] = None,
+    conversation: Annotated[
+        str | None, typer.Option("--conversation", "-c", help="Id of a conversation instead.", show_default=False)
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines in and out instead of a full screen.")] = False,
+    transport: Annotated[str, typer.Option("--transport", help="tcp or ws.")] = "tcp",
+    device: Annotated[str, typer.Option("--device", help="Another installation of the same user.")] = "default",
+    data_dir: DataDir = None,
+    settings: SettingsFile = None,
+) -> int:
+    """Chat as USER through the embedded cluster, with its development key."""
+    if (to is None) == (conversation is None):
+        raise typer.BadParameter("name either --to USER or --conversation ID")
+    if transport not in ("tcp", "ws"):
+        raise typer.BadParameter(f"--transport {transport!r}: tcp or ws")
+    cluster = _cluster(data_dir, settings)
+    cluster.status()  # not running: says so, instead of a client that waits for ever
+    cluster.token(user)  # an impossible user_id: says so now
+    way: Literal["tcp", "ws"] = "ws" if transport == "ws" else "tcp"
+    store = cluster.data_dir / "clients" / f"{quote(user, safe='')}@{quote(device, safe='')}.db"
+    store.parent.mkdir(mode=0o700, exist_ok=True)
+
+    async def token() -> str:
+        return cluster.token(user)
+
+    from plato.cli.chat import run_chat
+
+    return asyncio.run(
+        run_chat(
+            user=user,
+            to=to,
+            conversation=conversation,
+            token=token,
+            store_path=store,
+            ipconfig_url=cluster.ipconfig_url,
+            gateways=cluster.gateway_addresses(way),
+            transport=way,
+            plain=plain or not (sys.stdin.isatty() and sys.stdout.isatty()),
+        )
+    )
+
+
+@app.command()
+def token(
+    user: Annotated[str, typer.Argument(help="The user_id that the token speaks for.")],
+    ttl: Annotated[int, typer.Option("--ttl", min=1, help="Seconds until it expires.")] = 3_600,
+    data_dir: DataDir = None,
+    settings: SettingsFile = None,
+) -> int:
+    """Print a token for USER, signed by the embedded cluster's development key."""
+    print(_cluster(data_dir, settings).token(user, ttl))
+    return 0
+
+
+# ── settings, database ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command(name="settings")
+def show_settings(
+    file: SettingsFile = None,
+    data_dir: DataDir = None,
+    port_offset: PortOffset = None,
+    schema: Annotated[bool, typer.Option("--schema", help="The JSON schema of plato.yaml instead.")] = False,
+) -> int:
+    """Print the effective settings (flag > PLATO_SECTION__KEY > plato.yaml > default), passwords left out."""
+    import json
+
+    from plato.cli.show import without_passwords
+    from plato.runtime.settings import Settings, dump
+
+    if schema:
+        print(json.dumps(Settings.model_json_schema(), indent=1))
+    else:
+        print(without_passwords(dump(_settings(file, data_dir, port_offset))), end="")
+    return 0
+
+
+@db.command()
+def migrate(settings: SettingsFile = None, data_dir: DataDir = None) -> int:
+    """Bring the database named by database.uri to this version's schema (the running embedded cluster's by default)."""
+    from plato.local import database
+    from plato.local.cluster import LocalCluster
+    from plato.local.folder import data_dir as chosen
+
+    loaded = _settings(settings, data_dir)
+    cluster = LocalCluster(chosen(loaded))
+    if "uri" not in loaded.database.model_fields_set and cluster.running:
+        loaded = cluster.settings
+    version = asyncio.run(database.migrate(loaded.database.uri, loaded.database.schema_name, loaded.bus.partitions))
+    print(f"the schema {loaded.database.schema_name} is at version {version}")
+    return 0
+
+
+@app.command()
+def version() -> int:
+    """Print the version."""
+    from plato import __version__
+
+    print(f"plato {__version__}")
+    return 0
+
+
+def main() -> int:
+    """Runs a command line. Returns the exit code; prints one line for whatever went wrong."""
+    command = typer.main.get_command(app)
+    try:
+        return int(command.main(prog_name="plato", standalone_mode=False) or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as e:
+        return _told(e)
+
+
+def _told(error: Exception) -> int:
+    from plato.core.errors import PlatoError
+    from plato.local.folder import LocalError
+    from plato.local.servers import ServerError
+    from plato.runtime.settings import SettingsError
+
+    text, code = str(error), 1
+    if isinstance(error, SettingsError):
+        code = 2
+    elif hasattr(error, "format_message"):  # typer's own: a wrong option or argument
+        text, code = f"{error.format_message()} See `plato --help`.", 2
+    elif not isinstance(error, (LocalError, ServerError, PlatoError)):
+        if os.environ.get("PLATO_DEBUG"):
+            raise error
+        text = f"{type(error).__name__}: {error}; PLATO_DEBUG=1 shows where"
+    print(f"plato: {' '.join(text.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,54 @@
+"""The embedded cluster's database: role, database, schema. Errors of the database come out as one line."""
+
+from __future__ import annotations
+
+from plato.core.errors import PlatoError
+from plato.local.folder import DataFolder, LocalError
+from plato.local.servers import PostgresServer, new_password, write_private
+from plato.runtime.settings import SettingsError
+
+NAME = "plato"
+"""Name of the role and of the database."""
+
+
+async def prepare(server: PostgresServer, folder: DataFolder) -> str:
+    """Makes the role and the database where they are missing. Returns the role's URI.
+
+    The role's password is set again at each start, so that its file is the only place that must be right.
+    """
+    import asyncpg
+
+    path = folder.database_password
+    if not path.exists():
+        write_private(path, new_password() + "\n")
+    password = path.read_text(encoding="utf-8").strip()
+    connection = await asyncpg.connect(server.uri, timeout=10)
+    try:
+        quoted = "'" + password.replace("'", "''") + "'"
+        known = await connection.fetchval("select 1 from pg_roles where rolname = $1", NAME)
+        await connection.execute(f"{'alter' if known else 'create'} role {NAME} login password {quoted}")
+        if not await connection.fetchval("select 1 from pg_database where datname = $1", NAME):
+            await connection.execute(f"create database {NAME} owner {NAME}")
+    finally:
+        await connection.close()
+    return f"postgresql://{NAME}:{password}@127.0.0.1:{server.port}/{NAME}"
+
+
+async def migrate(uri: str, schema: str, partitions: int) -> int:
+    """Brings the schema up to this program's version; returns the version. Raises LocalError in one line."""
+    from plato.adapters import schema_pg
+
+    try:
+        return await schema_pg.migrate(uri, schema, partitions)
+    except (SettingsError, PlatoError) as e:
+        raise LocalError(str(e)) from e
+
+
+async def durability(uri: str) -> str:
+    """What the database promises about an acknowledged message, in words (R11). Raises LocalError."""
+    from plato.adapters import schema_pg
+
+    try:
+        return (await schema_pg.durability(uri)).promise
+    except (SettingsError, PlatoError) as e:
+        raise LocalError(str(e)) from e

@@ -1,0 +1,85 @@
+"""Workers and links: children of a gateway, named by the gateway itself in <run_dir>/pids.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True)
+class PodProcess:
+    """One child of a gateway, as last seen."""
+
+    name: str
+    kind: str
+    pid: int
+    since: float
+    restarts: int = 0
+
+
+class PodWatch:
+    """Reads one gateway's pids.json and counts restarts by the change of pids."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self._path = path
+        self._stamp = 0
+        self._known: dict[str, PodProcess] = {}
+
+    def look(self) -> None:
+        """Reads the file again, if it changed."""
+        try:
+            stamp = self._path.stat().st_mtime_ns
+            if stamp == self._stamp:
+                return
+            raw = json.loads(self._path.read_text(encoding="utf-8"))
+            found = _children(raw)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return  # not written yet; the gateway replaces it whole
+        self._stamp = stamp
+        for child, (kind, pid) in found.items():
+            before = self._known.get(child)
+            if before is None:
+                self._known[child] = PodProcess(f"{self.name}/{child}", kind, pid, time.time())
+            elif before.pid != pid:
+                before.pid, before.since, before.restarts = pid, time.time(), before.restarts + 1
+
+    def processes(self, gateway_ready: bool) -> list[dict[str, Any]]:
+        """Entries for status.json. A link is ready when its gateway is; a worker when it runs."""
+        entries = []
+        for process in self._known.values():
+            alive = _alive(process.pid)
+            entries.append(
+                {
+                    "name": process.name,
+                    "kind": process.kind,
+                    "pid": process.pid if alive else None,
+                    "ready": alive and (process.kind == "worker" or gateway_ready),
+                    "restarts": process.restarts,
+                    "since": round(process.since, 3),
+                    "reason": "" if alive else "it ended; its gateway starts it again",
+                }
+            )
+        return entries
+
+
+def _children(raw: Any) -> dict[str, tuple[str, int]]:
+    """{name: (kind, pid)} of {"link": pid, "workers": [pid, …]}."""
+    found = {f"worker-{i}": ("worker", int(pid)) for i, pid in enumerate(raw["workers"]) if pid}
+    if raw.get("link"):
+        found["link"] = ("link", int(raw["link"]))
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,138 @@
+"""Which port every process of the embedded cluster listens on, and who is in the way.
+
+port = its setting + local.port_offset + 10 × the instance's number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from plato.api import names
+from plato.local.folder import LocalError
+from plato.runtime.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class PortUse:
+    """One listening port: its key in status.json, the setting it comes from, its address."""
+
+    key: str
+    setting: str
+    host: str
+    port: int
+
+
+def plan(settings: Settings) -> dict[str, PortUse]:
+    """{key: use} of every port, e.g. "edge-1.tcp". Raises LocalError when two want one port, or one is no port."""
+    local = settings.local
+    uses = [
+        PortUse("postgres", "local.postgres_port", "127.0.0.1", local.postgres_port),
+        PortUse("valkey", "local.valkey_port", "127.0.0.1", local.valkey_port),
+        PortUse("ipconfig", "ipconfig.port", settings.ipconfig.host, settings.ipconfig.port),
+        PortUse(
+            "ipconfig.internal",
+            "ipconfig.internal_port",
+            settings.ipconfig.internal_host,
+            settings.ipconfig.internal_port,
+        ),
+    ]
+    for i in range(local.gateways):
+        name, gateway, step = gateway_name(i), settings.gateway, names.LOCAL_PORT_STEP * i
+        uses += [
+            PortUse(f"{name}.tcp", "gateway.tcp_port", gateway.host, gateway.tcp_port + step),
+            PortUse(f"{name}.ws", "gateway.ws_port", gateway.host, gateway.ws_port + step),
+            PortUse(f"{name}.admin", "gateway.admin_port", gateway.admin_host, gateway.admin_port + step),
+        ]
+    for i in range(local.shards):
+        name, state, step = shard_name(i), settings.state, names.LOCAL_PORT_STEP * i
+        uses += [
+            PortUse(f"{name}.grpc", "state.port", state.host, state.port + step),
+            PortUse(f"{name}.admin", "state.admin_port", state.admin_host, state.admin_port + step),
+        ]
+    for i in range(local.msgs):
+        name, msg, step = msg_name(i), settings.msg, names.LOCAL_PORT_STEP * i
+        uses += [
+            PortUse(f"{name}.grpc", "msg.grpc_port", msg.host, msg.grpc_port + step),
+            PortUse(f"{name}.http", "msg.http_port", msg.http_host, msg.http_port + step),
+        ]
+    moved = [PortUse(u.key, u.setting, u.host, u.port + local.port_offset) for u in uses]
+    taken: dict[int, PortUse] = {}
+    for use in moved:
+        if use.port > 65535:
+            raise LocalError(f"{use.setting}: port {use.port} for {use.key} is above 65535; lower local.port_offset")
+        if use.port in taken:
+            raise LocalError(
+                f"port {use.port} is wanted by both {taken[use.port].key} ({taken[use.port].setting}) and {use.key} "
+                f"({use.setting}); set one of the two to another port"
+            )
+        taken[use.port] = use
+    return {use.key: use for use in moved}
+
+
+def shard_name(i: int) -> str:
+    """Name of the i-th state shard."""
+    return f"plato-s{i}"
+
+
+def gateway_name(i: int) -> str:
+    """Name of the i-th gateway."""
+    return f"edge-{i}"
+
+
+def msg_name(i: int) -> str:
+    """Name of the i-th msg process."""
+    return f"plato-msg-{i}"
+
+
+def check_free(uses: Iterable[PortUse]) -> None:
+    """Raises LocalError, in words, when one of the ports cannot be listened on now."""
+    for use in uses:
+        if why := blocked(use):
+            raise LocalError(why)
+
+
+def blocked(use: PortUse) -> str:
+    """Why `use` cannot be listened on: one line with the way out; "" if it can."""
+    family = socket.AF_INET6 if ":" in use.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # Without SO_REUSEPORT, so that a gateway's shared listener counts; with REUSEADDR, so that closing ones do not.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((use.host, use.port))
+            probe.listen(1)
+        except OSError as e:
+            if e.errno == errno.EADDRINUSE:
+                return (
+                    f"port {use.port} ({use.setting}, for {use.key}) is in use{_by_whom(use.port)}; stop that, or move "
+                    f"every port with `plato up --port-offset 1000` (local.port_offset)"
+                )
+            return f"{use.setting}: cannot listen on {use.host}:{use.port} for {use.key}: {e.strerror}; set another one"
+    return ""
+
+
+def _by_whom(port: int) -> str:
+    """ " by NAME (process PID)" where /proc tells; else ""."""
+    inodes: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    if not inodes:
+        return ""
+    for process in os.scandir("/proc"):
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                for fd in os.scandir(f"{process.path}/fd"):
+                    with contextlib.suppress(OSError):
+                        if str(Path(fd.path).readlink()) in inodes:
+                            name = Path(process.path, "comm").read_text(encoding="utf-8").strip()
+                            return f" by {name} (process {process.name})"
+    return ""

@@ -1,0 +1,113 @@
+"""The topology record of the embedded cluster and its only writer.
+
+A process gets a new uid at each start, written before it is spawned: the supervisor knows that the one before is gone, so
+a restarted shard takes its slots at once. Slot ranges keep the epoch of their assignment over restarts; only another
+number of shards assigns anew.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from plato.local.folder import LocalError
+from plato.local.ports import PortUse, gateway_name, msg_name, shard_name
+from plato.runtime.settings import Settings
+from plato.topology.record import Gateway, Msg, Shard, Topology, TopologyError, dumps, even_ranges, loads, next_epoch
+
+FIRST_MSG_WORKER_ID: Final = 600
+
+
+class Registry:
+    """Keeps the record in memory and on disk. Each change is on disk when its method returns."""
+
+    def __init__(self, path: Path, cluster_uid: str, settings: Settings, ports: dict[str, PortUse]) -> None:
+        """Raises LocalError when the stored record cannot be read or is another cluster's."""
+        self._path = path
+        self._settings = settings
+        self._ports = ports
+        shards = [shard_name(i) for i in range(settings.local.shards)]
+        old = self._read(cluster_uid)
+        epoch = next_epoch(old.epoch if old is not None else 0, int(time.time()))
+        keep = old is not None and {r.shard for r in old.slots} == set(shards)
+        slots = old.slots if old is not None and keep else even_ranges(shards, epoch)
+        self._topology = Topology(cluster_uid, epoch, slots)
+
+    @property
+    def topology(self) -> Topology:
+        """The record as it stands."""
+        return self._topology
+
+    def renew(self, names: Iterable[str]) -> dict[str, str]:
+        """New uids for processes that are about to start: one write for all. Returns {name: uid}; names that the topology
+        does not know (ipconfig) get a uid and no record."""
+        topology = self._topology
+        shards, gateways, msgs = dict(topology.shards), dict(topology.gateways), dict(topology.msgs)
+        uids = {name: uuid.uuid4().hex for name in names}
+        local = self._settings.local
+        for i in range(local.shards):
+            if (name := shard_name(i)) in uids:
+                shards[name] = Shard(self._addr(f"{name}.grpc"), uids[name])
+        for i in range(local.gateways):
+            if (name := gateway_name(i)) in uids:
+                gateways[name] = self._gateway(i, uids[name])
+        for i in range(local.msgs):
+            if (name := msg_name(i)) in uids:
+                msgs[name] = Msg(uids[name], FIRST_MSG_WORKER_ID + i, self._addr(f"{name}.grpc"))
+        epoch = next_epoch(topology.epoch, int(time.time()))
+        self._topology = replace(topology, epoch=epoch, shards=shards, gateways=gateways, msgs=msgs)
+        self._write()
+        return uids
+
+    def _gateway(self, i: int, uid: str) -> Gateway:
+        name, settings = gateway_name(i), self._settings
+        return Gateway(
+            uid=uid,
+            worker_id=i,
+            workers=settings.gateway.workers,
+            homes=homes(i, settings.local.gateways, settings.local.shards),
+            ip=_reachable(settings.gateway.host),
+            tcp=self._ports[f"{name}.tcp"].port,
+            ws=self._ports[f"{name}.ws"].port,
+            admin=self._addr(f"{name}.admin"),
+        )
+
+    def _addr(self, key: str) -> str:
+        use = self._ports[key]
+        host = _reachable(use.host)
+        return f"[{host}]:{use.port}" if ":" in host else f"{host}:{use.port}"
+
+    def _read(self, cluster_uid: str) -> Topology | None:
+        try:
+            topology = loads(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError, TopologyError) as e:
+            raise LocalError(f"{self._path} cannot be read ({e}); move it away: a new one will be written") from e
+        if topology.cluster_uid != cluster_uid:
+            raise LocalError(f"{self._path} is another cluster's; move it away: a new one will be written")
+        return topology
+
+    def _write(self) -> None:
+        new = self._path.with_suffix(".new")
+        with new.open("w", encoding="utf-8") as file:
+            file.write(dumps(self._topology))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._path)
+
+
+def homes(gateway: int, gateways: int, shards: int) -> tuple[str, ...]:
+    """The shards in whose slots a gateway mints: spread so that each shard is some gateway's home and none is idle."""
+    own = [shard_name(s) for s in range(shards) if s % gateways == gateway]
+    return tuple(own) or (shard_name(gateway % shards),)
+
+
+def _reachable(host: str) -> str:
+    """An address to connect to for an address to listen on."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)

@@ -1,0 +1,251 @@
+"""The supervisor of the embedded cluster: starts everything in order, keeps it alive, stops it in order.
+
+Start: folder and ports are looked at before anything begins, then PostgreSQL and Valkey, the schema, the topology record,
+then every service at once. Stop: ipconfig and gateways (clients are told), state (releases its slots), msg, the servers.
+All of it hangs on this one process: its children ask the kernel to end with it, so kill -9 leaves no orphans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from plato import __version__
+from plato.local import database, logs, specs, tokens
+from plato.local.control import ControlServer
+from plato.local.folder import DataFolder, LocalError, data_dir
+from plato.local.keeper import Keeper, ServerKeeper, ServiceKeeper
+from plato.local.pods import PodWatch
+from plato.local.ports import PortUse, check_free, plan
+from plato.local.registry import Registry
+from plato.local.servers import PostgresServer, ServerError, ValkeyServer
+from plato.local.specs import Spec
+from plato.runtime.settings import Settings
+
+_READY_TIMEOUT_S: Final = 60.0
+_STATUS_EVERY_S: Final = 1.0
+_STOP_ORDER: Final = (("ipconfig", "gateway"), ("state",), ("msg",), ("valkey", "postgres"))
+_STOP_TIMEOUT_S: Final = 5.0
+
+Say = Callable[[str], None]
+
+
+class Supervisor:
+    """One embedded cluster in one data folder."""
+
+    def __init__(self, settings: Settings, say: Say, how_to_chat: Callable[[], str]) -> None:
+        """say: prints one line of progress. how_to_chat: the text shown once everything serves."""
+        self._settings = settings
+        self._say = say
+        self._how_to_chat = how_to_chat
+        self._folder = DataFolder(data_dir(settings))
+        self._keepers: dict[str, Keeper] = {}
+        self._pods: list[PodWatch] = []
+        self._ports: dict[str, PortUse] = {}
+        self._phase = "starting"
+        self._durability = "not known yet"
+        self._stop = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    async def run(self) -> int:
+        """Runs until a signal or `plato down`. Returns the exit code. Raises LocalError or ServerError at a start that
+        cannot work."""
+        self._catch_signals()
+        self._ports = plan(self._settings)
+        cluster_uid = self._folder.prepare()
+        with self._folder.locked():
+            check_free(self._ports.values())
+            control = ControlServer(self._folder.control, self._command)
+            await control.start()
+            status = asyncio.create_task(self._keep_status())
+            try:
+                await self._start(cluster_uid)
+                await self._stop.wait()
+            finally:
+                self._phase = "stopping"
+                await self._end()
+                status.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await status
+                await control.stop()
+                self._folder.status.unlink(missing_ok=True)
+        return 0
+
+    # ── start ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _start(self, cluster_uid: str) -> None:
+        settings, folder, ports = self._settings, self._folder, self._ports
+        self._say(f"Plato {__version__}; data in {folder.root}")
+        postgres = PostgresServer(folder.postgres, ports["postgres"].port, log=folder.logs / "postgres.log")
+        valkey = ValkeyServer(folder.valkey, ports["valkey"].port, log=folder.logs / "valkey.log")
+        keepers = [ServerKeeper(server, self._say, self._mark) for server in (postgres, valkey)]
+        for keeper in keepers:
+            self._keepers[keeper.name] = keeper
+            logs.rotate(keeper.server.log)
+        if await self._or_stop(asyncio.gather(postgres.start(), valkey.start())):
+            return
+        for keeper in keepers:
+            keeper.child = keeper.server.child
+            keeper.begin()
+        self._say(f"  PostgreSQL on port {postgres.port}, Valkey on port {valkey.port}")
+        uri = await database.prepare(postgres, folder)
+        version = await database.migrate(uri, settings.database.schema_name, settings.bus.partitions)
+        self._durability = await database.durability(uri)
+        self._say(f"  database schema {version}; {self._durability}")
+        tokens.ensure_key(folder)
+        base = specs.effective(settings, folder, uri, valkey.url)
+        registry = Registry(folder.topology, cluster_uid, settings, ports)
+        self._begin_services(specs.write_all(base, folder, ports), registry)
+        local = settings.local
+        self._say(f"  starting {local.shards} state, {local.gateways} gateway, {local.msgs} msg, ipconfig …")
+        await self._until_ready()
+
+    def _begin_services(self, found: list[Spec], registry: Registry) -> None:
+        uids = registry.renew([spec.name for spec in found])
+        for spec in found:
+            keeper = ServiceKeeper(spec, registry, self._say, self._mark)
+            keeper.name_first(uids[spec.name])
+            self._keepers[spec.name] = keeper
+            if spec.pids is not None:
+                self._pods.append(PodWatch(spec.name, spec.pids))
+            keeper.begin()
+
+    async def _or_stop(self, work: asyncio.Future[Any]) -> bool:
+        """Waits for `work` or for the order to stop; returns whether the order came. Raises what `work` raises."""
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            else:
+                work.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ServerError):
+                    await work
+        finally:
+            stop.cancel()
+        return self._stop.is_set()
+
+    async def _until_ready(self) -> None:
+        """Waits until everything serves, then says how to chat. Says after 60 s what does not serve and why, and goes on."""
+        loop = asyncio.get_running_loop()
+        begun, told = loop.time(), False
+        while not self._stop.is_set():
+            missing = [k for k in self._keepers.values() if k.wanted and not k.ready]
+            if not missing:
+                self._phase = "up"
+                self._mark()
+                self._say(f"  everything serves after {loop.time() - begun:.1f} s")
+                self._say(self._how_to_chat())
+                return
+            if not told and loop.time() - begun > _READY_TIMEOUT_S:
+                told = True
+                for keeper in missing:
+                    log = self._folder.logs / f"{keeper.name}.log"
+                    self._say(f"  {keeper.name} does not serve after {_READY_TIMEOUT_S:.0f} s: {keeper.why}; see {log}")
+            await asyncio.sleep(0.05)
+
+    # ── while it runs ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            # A second Ctrl-C: leave now; the kernel ends the children, whose data stand as after kill -9.
+            self._folder.status.unlink(missing_ok=True)
+            sys.stdout.flush()
+            os._exit(130)
+        self._say("stopping; the data stay")
+        self._stop.set()
+
+    def _command(self, command: str, target: str) -> list[str]:
+        if command == "down":
+            if not self._stop.is_set():
+                self._say("stopping, as `plato down` asked; the data stay")
+            self._stop.set()
+            return []
+        if command not in ("stop", "start"):
+            raise LocalError(f"{command} is no command; known: stop, start, down")
+        found = [k for k in self._keepers.values() if target in (k.name, k.kind)]
+        if not found:
+            if target in ("worker", "link") or any(target.startswith(f"{pod.name}/") for pod in self._pods):
+                raise LocalError(f"{target} belongs to a gateway: {command} the gateway (edge-0, edge-1, … or gateway)")
+            known = ", ".join([*sorted({k.kind for k in self._keepers.values()}), *self._keepers])
+            raise LocalError(f"{target or 'nothing'} is not known here; known: {known}")
+        for keeper in found:
+            if command == "stop":
+                keeper.pause()
+            else:
+                keeper.begin()
+        self._say(f"{command}: {', '.join(k.name for k in found)}")
+        return [k.name for k in found]
+
+    def _mark(self) -> None:
+        self._changed.set()
+
+    async def _keep_status(self) -> None:
+        """Writes status.json at each change and each second; keeps the logs of long runs small."""
+        while True:
+            self._changed.clear()
+            for pod in self._pods:
+                pod.look()
+            self._write_status()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STATUS_EVERY_S / 5 if self._pods else _STATUS_EVERY_S):
+                    await self._changed.wait()
+            for keeper in self._keepers.values():
+                logs.cut(self._folder.logs / f"{keeper.name}.log")
+
+    def _write_status(self) -> None:
+        processes: list[dict[str, Any]] = []
+        for keeper in self._keepers.values():
+            processes.append(
+                {
+                    "name": keeper.name,
+                    "kind": keeper.kind,
+                    "pid": keeper.pid,
+                    "ready": keeper.ready,
+                    "restarts": keeper.restarts,
+                    "since": round(keeper.since, 3),
+                    "reason": keeper.why,
+                }
+            )
+            for pod in self._pods:
+                if pod.name == keeper.name:
+                    processes += pod.processes(keeper.ready)
+        status = {
+            "supervisor_pid": os.getpid(),
+            "version": __version__,
+            "phase": self._phase,
+            "data_dir": str(self._folder.root),
+            "at": round(time.time(), 3),
+            "ports": {use.key: use.port for use in self._ports.values()},
+            "durability": self._durability,
+            "processes": processes,
+        }
+        new = self._folder.status.with_suffix(".new")
+        try:
+            new.write_text(json.dumps(status, indent=1), encoding="utf-8")
+            new.replace(self._folder.status)
+        except OSError as e:  # a full disk must not end the cluster
+            print(f"plato: {self._folder.status} cannot be written: {e.strerror}", file=sys.stderr)
+
+    # ── stop ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _end(self) -> None:
+        for kinds in _STOP_ORDER:
+            group = [k for k in self._keepers.values() if k.kind in kinds]
+            for keeper in group:
+                if isinstance(keeper, ServerKeeper):
+                    keeper.child = keeper.server.child or keeper.child
+            await asyncio.gather(*(keeper.end(_STOP_TIMEOUT_S) for keeper in group))
+        self._say("stopped")

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from tests.faults.checker import check
 from tests.faults.load import Crowd, Person, Transport
 from tests.faults.waiting import until
 
+FAULT_SETTINGS = {"state.heartbeat_ms": 5_000}
 CLIENTS = 50
 WRITERS = {"w0": ("edge-0",), "w1": ("edge-1",)}
 """Two more who know one gateway only, so that one of them stays connected in each round."""
@@ -52,9 +53,9 @@ def kill_pod(cluster: LocalCluster, gateway: str) -> float:
 
 @pytest.mark.timeout(120)
 async def test_clients_of_a_dead_gateway_come_back_through_the_other(
-    new_cluster: Callable[..., LocalCluster], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fault_cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = new_cluster({"state.heartbeat_ms": 5_000})
+    cluster = fault_cluster
     names = ("edge-0", "edge-1")
     ports = {(name, way): cluster.ports[f"{name}.{way}"] for name in names for way in ("tcp", "ws")}
     known = list(names[:1])  # all begin at edge-0: they know no other

@@ -15,7 +15,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from tests.faults.checker import Kind, check, summary
 from tests.faults.load import Crowd, Flight, Transport, latencies_s, quantile
 from tests.faults.waiting import until
 
+FAULT_SETTINGS = {"state.heartbeat_ms": 5_000}
 SEED = int(os.environ.get("PLATO_FAULTS_SEED", "20240607"))
 KINDS = ("worker", "link", "state", "msg", "ipconfig", "postgres", "valkey")
 TIMES = 5
@@ -78,9 +79,9 @@ class Night:
 
 @pytest.mark.timeout(420)
 async def test_nothing_is_lost_while_everything_is_killed(
-    new_cluster: Callable[..., LocalCluster], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fault_cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = new_cluster({"state.heartbeat_ms": 5_000})
+    cluster = fault_cluster
 
     def make(user: str, store: Path, transport: Transport) -> Client:
         return client_of(cluster, user, store, transport)

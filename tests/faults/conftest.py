@@ -1,4 +1,4 @@
-"""One real cluster per module of fault tests: made with the module's FAULT_SETTINGS, shared by its tests, stopped after them."""
+"""One real cluster per module of fault tests, made with the module's FAULT_SETTINGS and stopped after its last test."""
 
 from __future__ import annotations
 

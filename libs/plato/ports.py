@@ -49,7 +49,8 @@ class RouteStore(Protocol):
         """Per user, in order: {device_id: Route}. One pipeline. Unknown users give {}."""
 
     async def compare_and_set(self, user: str, device_id: int, expected: Route | None, new: Route) -> bool:
-        """Writes `new` if the stored route equals `expected` (None: the key is missing). One atomic step."""
+        """Writes `new` if the stored route equals `expected` (None: the key is missing). One atomic step. True as well where
+        `new` stands already: the repeat of a write whose answer was lost is told that it was done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +106,13 @@ class SessionStore(Protocol):
         """Marks the slots as released, where the fence still is ours. A hint that saves time."""
 
     async def prove(self, owner: str, token: str) -> bool:
-        """Raises the owner's proof counter by one. False: it was missing (the store was wiped); it is begun anew."""
+        """Raises the owner's proof counter. False: it was missing (the store was wiped); it is begun anew."""
 
     async def load(self, slot: int) -> list[Session]:
         """Every session of a slot, read in batches."""
 
     async def put(self, slot: int, fence: Fence, sessions: Sequence[Session]) -> None:
-        """Writes sessions (new or again). Raises Fenced."""
+        """Writes sessions (new or again); none at all asks whether the fence stands. Raises Fenced."""
 
     async def remove(self, slot: int, fence: Fence, conn_ids: Sequence[int]) -> None:
         """Deletes sessions; absent ones do no harm. Raises Fenced."""

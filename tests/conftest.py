@@ -5,29 +5,14 @@ What the supervisor prints stands in <data_dir>/up.log, what its children say in
 
 from __future__ import annotations
 
-import contextlib
-import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from plato.local.cluster import LocalCluster
-from plato.local.folder import LocalError
-from plato.local.ports import check_free, plan
-from plato.runtime.settings import load
 
 _READY_S = 60.0
-
-
-def _free_offset(settings: Mapping[str, Any]) -> int:
-    """An offset whose ports are all free now, below the range that outgoing connections draw from."""
-    for _ in range(100):
-        offset = random.randrange(1_000, 22_000)
-        with contextlib.suppress(LocalError):
-            check_free(plan(load(flags={**settings, "local.port_offset": offset}, environ={})).values())
-            return offset
-    raise RuntimeError("no free range of ports was found")
 
 
 @pytest.fixture(scope="session")
@@ -36,8 +21,7 @@ def new_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
     clusters: list[LocalCluster] = []
 
     def make(settings: Mapping[str, Any] | None = None, *, ready: bool = True) -> LocalCluster:
-        given = dict(settings or {})
-        cluster = LocalCluster.launch(tmp_path_factory.mktemp("plato") / "data", _free_offset(given), given)
+        cluster = LocalCluster.launch(tmp_path_factory.mktemp("plato") / "data", settings)
         clusters.append(cluster)
         if ready:
             cluster.wait_ready(_READY_S)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from plato.local import control, tokens
 from plato.local.folder import DataFolder, LocalError
+from plato.local.ports import free_offset
 from plato.runtime.settings import PREFIX, Settings, load
 
 _POLL_S = 0.02
@@ -33,12 +34,19 @@ class LocalCluster:
 
     @classmethod
     def launch(
-        cls, data_dir: Path, port_offset: int, settings: Mapping[str, Any] | None = None, output: Path | None = None
+        cls,
+        data_dir: Path,
+        settings: Mapping[str, Any] | None = None,
+        port_offset: int | None = None,
+        output: Path | None = None,
     ) -> LocalCluster:
         """Spawns `plato up` and returns at once; see `wait_ready`. settings: {"section.key": value}.
 
-        output: the file that gets what the supervisor prints (default: <data_dir>/up.log).
+        port_offset: by default one that is free. output: the file that gets what the supervisor prints (default:
+        <data_dir>/up.log). Raises SettingsError, LocalError.
         """
+        if port_offset is None:
+            port_offset = free_offset(load(flags=settings, environ={}))
         cluster = cls(data_dir)
         data_dir.mkdir(parents=True, exist_ok=True)
         env = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}

@@ -23,6 +23,7 @@ from plato.local.specs import Spec
 _STEADY_S: Final = 5.0
 _LONGEST_BACK_OFF_S: Final = 2.0
 _TELL_AFTER: Final = 3
+_PAUSE_TIMEOUT_S: Final = 10.0
 
 
 class Keeper(ABC):
@@ -42,6 +43,7 @@ class Keeper(ABC):
         self._changed = changed
         self._wanted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._ending: asyncio.Task[int] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -64,7 +66,7 @@ class Keeper(ABC):
         self._wanted.clear()
         self._turn(False, "it was stopped with `plato stop`")
         if self.child is not None:
-            self.child.send_signal(self._stop_signal())
+            self._ending = asyncio.create_task(self.child.stop(self._stop_signal(), _PAUSE_TIMEOUT_S))
 
     async def end(self, timeout_s: float) -> None:
         """Stops keeping and ends the process: asked first, killed after `timeout_s`."""

@@ -16,6 +16,7 @@ CUT_BYTES: Final = 67_108_864
 """A log that grew past this while its process runs is copied to NAME.log.1 and emptied; children append, so they go on."""
 
 _OLD = 3
+_SPEAKER = re.compile(r"^(\S*python\S*|plato[\w.-]*|gateway|state|msg|ipconfig): ")
 
 
 def rotate(log: Path) -> None:
@@ -58,8 +59,4 @@ def reason(output: str) -> str:
             return f"{entry.get('event')}: {more}" if more else str(entry.get("event"))
     # A traceback ends with the exception; a settings error is one line after the program's name.
     plain = [line.strip() for line in lines if not line.startswith("{")]
-    return (
-        re.sub(r"^(\S*python\S*|plato[\w.-]*|gateway|state|msg|ipconfig): ", "", plain[-1])
-        if plain
-        else "it wrote nothing"
-    )
+    return _SPEAKER.sub("", plain[-1]) if plain else "it wrote nothing"

@@ -48,20 +48,21 @@ class PodWatch:
             elif before.pid != pid:
                 before.pid, before.since, before.restarts = pid, time.time(), before.restarts + 1
 
-    def processes(self, gateway_ready: bool) -> list[dict[str, Any]]:
-        """Entries for status.json. A link is ready when its gateway is; a worker when it runs."""
+    def processes(self, gateway_ready: bool, why: str) -> list[dict[str, Any]]:
+        """Entries for status.json. A link is ready when its gateway is (else: `why` not); a worker when it runs."""
         entries = []
         for process in self._known.values():
             alive = _alive(process.pid)
+            ready = alive and (process.kind == "worker" or gateway_ready)
             entries.append(
                 {
                     "name": process.name,
                     "kind": process.kind,
                     "pid": process.pid if alive else None,
-                    "ready": alive and (process.kind == "worker" or gateway_ready),
+                    "ready": ready,
                     "restarts": process.restarts,
                     "since": round(process.since, 3),
-                    "reason": "" if alive else "it ended; its gateway starts it again",
+                    "reason": "" if ready else why if alive else "it ended; its gateway starts it again",
                 }
             )
         return entries

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -95,6 +96,20 @@ def check_free(uses: Iterable[PortUse]) -> None:
     for use in uses:
         if why := blocked(use):
             raise LocalError(why)
+
+
+def free_offset(settings: Settings) -> int:
+    """A local.port_offset whose ports are all free now, below the range that outgoing connections draw from.
+
+    Raises LocalError.
+    """
+    for _ in range(100):
+        offset = random.randrange(1_000, 20_000)
+        moved = settings.model_copy(update={"local": settings.local.model_copy(update={"port_offset": offset})})
+        with contextlib.suppress(LocalError):
+            check_free(plan(moved).values())
+            return offset
+    raise LocalError("no range of free ports was found; name one with local.port_offset")
 
 
 def blocked(use: PortUse) -> str:

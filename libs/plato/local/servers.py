@@ -22,7 +22,8 @@ from pathlib import Path
 
 from plato.local.child import OURSELVES, Child, Identity, launch_command
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 300.0
+"""A crash recovery may read much WAL; cutting it short would only make it begin anew."""
 _POLL_S = 0.02
 
 

@@ -25,7 +25,7 @@ from plato.local.keeper import Keeper, ServerKeeper, ServiceKeeper
 from plato.local.pods import PodWatch
 from plato.local.ports import PortUse, check_free, plan
 from plato.local.registry import Registry
-from plato.local.servers import PostgresServer, ServerError, ValkeyServer
+from plato.local.servers import PostgresServer, Server, ServerError, ValkeyServer
 from plato.local.specs import Spec
 from plato.runtime.settings import Settings
 
@@ -89,8 +89,12 @@ class Supervisor:
         for keeper in keepers:
             self._keepers[keeper.name] = keeper
             logs.rotate(keeper.server.log)
-        if await self._or_stop(asyncio.gather(postgres.start(), valkey.start())):
-            return
+        late = asyncio.get_running_loop().call_later(_READY_TIMEOUT_S, self._say_late, (postgres, valkey))
+        try:
+            if await self._or_stop(asyncio.gather(postgres.start(), valkey.start())):
+                return
+        finally:
+            late.cancel()
         for keeper in keepers:
             keeper.child = keeper.server.child
             keeper.begin()
@@ -106,6 +110,11 @@ class Supervisor:
         local = settings.local
         self._say(f"  starting {local.shards} state, {local.gateways} gateway, {local.msgs} msg, ipconfig …")
         await self._until_ready()
+
+    def _say_late(self, servers: tuple[Server, ...]) -> None:
+        for server in servers:
+            last = (server.child.output() if server.child is not None else "").strip().splitlines()[-1:]
+            self._say(f"  waiting for {server.name} since {_READY_TIMEOUT_S:.0f} s; it says last: {' '.join(last)}")
 
     def _begin_services(self, found: list[Spec], registry: Registry) -> None:
         uids = registry.renew([spec.name for spec in found])
@@ -221,7 +230,7 @@ class Supervisor:
             )
             for pod in self._pods:
                 if pod.name == keeper.name:
-                    processes += pod.processes(keeper.ready)
+                    processes += pod.processes(keeper.ready, keeper.why)
         status = {
             "supervisor_pid": os.getpid(),
             "version": __version__,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import Final
 
 from plato.core.codes import Code
@@ -195,8 +196,10 @@ class Uplinks:
         return uplinks, poison
 
     def _count(self, plan: Plan, poison: list[Poison]) -> None:
+        ends = Counter("duplicate" if d.repeated else Code(d.outcome.code).name.lower() for d in plan.decisions)
+        for end, count in ends.items():
+            metrics.RECORDS.labels(end).inc(count)
         for d in plan.decisions:
-            metrics.RECORDS.labels("duplicate" if d.repeated else Code(d.outcome.code).name.lower()).inc()
             self._log.debug(
                 "decided",
                 conversation_id=d.uplink.conversation_id,

@@ -1,0 +1,48 @@
+"""Settings for a gateway under test: free ports, a folder of its own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plato.runtime.settings import Settings, load
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago; held together, so that they differ."""
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for sock in held:
+            sock.bind(("127.0.0.1", 0))
+        return [int(sock.getsockname()[1]) for sock in held]
+    finally:
+        for sock in held:
+            sock.close()
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path) -> Callable[..., Settings]:
+    """make_settings(key=value …) gives Settings whose gateway section has these keys."""
+
+    def make(**gateway: Any) -> Settings:
+        tcp, ws, admin = _free_ports(3)
+        return load(
+            None,
+            environ={},
+            flags={
+                "process.name": "edge-0",
+                "process.uid": "uid-0",
+                "topology.path": str(tmp_path / "topology.json"),
+                "gateway.tcp_port": tcp,
+                "gateway.ws_port": ws,
+                "gateway.admin_port": admin,
+                "gateway.run_dir": str(tmp_path / "run"),
+                "gateway.workers": 1,
+                **{f"gateway.{key}": value for key, value in gateway.items()},
+            },
+        )
+
+    return make

@@ -1,0 +1,310 @@
+"""The whole pod as it runs: parent, workers and link as processes, against a shard that echoes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import websockets
+from plato.adapters.topology_file import write
+from plato.core.frames import pack, split
+from plato.runtime.settings import Settings, dump
+from plato.topology.record import Gateway, Shard, Topology, even_ranges
+from plato.wire.v1 import canned, state_pb2, state_pb2_grpc
+from plato_gateway import preflight
+from plato_gateway.core import lanes
+
+DEADLINE_S = 20.0
+WORKERS = 2
+
+
+class Echo(state_pb2_grpc.StateServicer):
+    """A shard that sends each payload back, as Push would go, with a suffix."""
+
+    def __init__(self) -> None:
+        self.until_ms = 0
+        self.kinds: list[tuple[int, int]] = []
+        """(kind, conn_id) of all but DATA."""
+
+    async def Attach(self, requests: Any, context: Any) -> Any:
+        batch_no = 0
+        async for batch in requests:
+            if not batch.batch_no:
+                continue
+            batch_no += 1
+            payloads: list[bytes] = []
+            rows: dict[int, list[tuple[int, int]]] = {}
+            for e in batch.events:
+                at = 0
+                for kind, conn_id, n in zip(e.kinds, array("Q", e.conn_ids), array("I", e.lengths), strict=True):
+                    data = e.data[at : at + n]
+                    at += n
+                    if kind != lanes.DATA:
+                        self.kinds.append((kind, conn_id))
+                        continue
+                    for payload in split(data):
+                        rows.setdefault(e.worker, []).append((conn_id, len(payloads)))
+                        payloads.append(payload)
+            out = state_pb2.StateBatch(batch_no=batch_no, taken=batch.batch_no, payload_data=b"".join(payloads))
+            out.payload_lengths = array("I", map(len, payloads)).tobytes()
+            for index, entries in rows.items():
+                out.frames.add(
+                    worker=index,
+                    conn_ids=array("Q", [c for c, _ in entries]).tobytes(),
+                    payload_index=array("I", [i for _, i in entries]).tobytes(),
+                    suffix_lengths=bytes([1] * len(entries)),
+                    suffix_data=b"+" * len(entries),
+                    flags=bytes(len(entries)),
+                )
+            yield out
+
+    async def Reserve(self, request: state_pb2.ReserveRequest, context: Any) -> state_pb2.ReserveReply:
+        from_ms = max(self.until_ms, time.time_ns() // 1_000_000 if not self.until_ms else 0)
+        self.until_ms = max(from_ms, time.time_ns() // 1_000_000 + request.ahead_ms)
+        return state_pb2.ReserveReply(ok=True, from_ms=from_ms, until_ms=self.until_ms)
+
+    async def Deliver(self, request: Any, context: Any) -> state_pb2.DeliverReply:
+        raise NotImplementedError
+
+    async def Dirty(self, request: Any, context: Any) -> state_pb2.DirtyReply:
+        raise NotImplementedError
+
+    async def Replaced(self, request: Any, context: Any) -> state_pb2.ReplacedReply:
+        raise NotImplementedError
+
+
+class RunningPod:
+    """A pod, its shard, its settings file."""
+
+    def __init__(self, settings: Settings, process: subprocess.Popen[bytes], shard: Echo) -> None:
+        self.settings = settings
+        self.process = process
+        self.shard = shard
+
+    @property
+    def pids(self) -> dict[str, Any]:
+        path = self.settings.gateway.run_dir / "pids.json"
+        made: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"pod": 0, "link": 0, "workers": []}
+        return made
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection that is let in, which the first seconds of a gateway may refuse."""
+        end_s = time.monotonic() + DEADLINE_S
+        while True:
+            assert time.monotonic() < end_s, "nobody lets us in"
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.settings.gateway.tcp_port)
+            except OSError:
+                await asyncio.sleep(0.02)
+                continue
+            if await echo(reader, writer, b"hello") == b"hello+":
+                return reader, writer
+            writer.close()
+            await asyncio.sleep(0.02)
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, payload: bytes) -> bytes:
+    """Sends a payload, again each second as clients do (R3), and gives the first answer; b"" at the end of the stream."""
+    end_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end_s:
+        try:
+            writer.write(pack(payload))
+            async with asyncio.timeout(1):
+                header = await reader.readexactly(4)
+            return await reader.readexactly(int.from_bytes(header, "big"))
+        except TimeoutError:
+            continue
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return b""
+    raise AssertionError(f"no answer within {DEADLINE_S} s")
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end_s, f"not within {DEADLINE_S} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+async def pod(make_settings: Callable[..., Settings], tmp_path: Path) -> AsyncIterator[RunningPod]:
+    settings = make_settings(workers=WORKERS)
+    shard = Echo()
+    server = grpc.aio.server()
+    state_pb2_grpc.add_StateServicer_to_server(shard, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    g = settings.gateway
+    own = Gateway("uid-0", 3, WORKERS, ("s0",), "127.0.0.1", g.tcp_port, g.ws_port, f"127.0.0.1:{g.admin_port}")
+    topology = Topology("c", 1, even_ranges(["s0"], 1), {"s0": Shard(f"127.0.0.1:{port}", "u")}, {"edge-0": own})
+    write(settings.topology.path, topology)
+    file = tmp_path / "plato.yaml"
+    file.write_text(dump(settings))
+    process = subprocess.Popen([sys.executable, "-m", "plato_gateway", "--settings", str(file)])
+    try:
+        yield RunningPod(settings, process, shard)
+    finally:
+        process.kill()
+        process.wait()
+        await server.stop(None)
+
+
+async def test_a_killed_link_costs_its_clients_nothing_but_time(pod: RunningPod) -> None:
+    clients = [await pod.connect() for _ in range(20)]
+    for turn in range(3):
+        link = pod.pids["link"]
+        os.kill(link, signal.SIGKILL)
+        answers = await asyncio.gather(*(echo(r, w, b"turn %d" % turn) for r, w in clients))
+        assert answers == [b"turn %d+" % turn] * 20
+        assert pod.pids["link"] not in (0, link)
+    assert sum(kind == lanes.OPENED for kind, _ in pod.shard.kinds) == len(
+        {c for k, c in pod.shard.kinds if k == lanes.OPENED}
+    )
+    for _, writer in clients:
+        writer.close()
+
+
+async def test_a_killed_worker_closes_its_sockets_and_is_replaced(pod: RunningPod) -> None:
+    clients = [await pod.connect() for _ in range(20)]
+    await until(lambda: len(pod.pids["workers"]) == WORKERS, "both workers run")
+    victim = pod.pids["workers"][0]
+    os.kill(victim, signal.SIGKILL)
+    answers = await asyncio.gather(*(echo(r, w, b"after") for r, w in clients))
+    assert set(answers) == {b"", b"after+"}, "one worker's clients are cut, the other's served"
+    await until(lambda: pod.pids["workers"][0] not in (0, victim), "another took its place")
+    again = [await pod.connect() for _ in range(20)]
+    ids = [c for k, c in pod.shard.kinds if k == lanes.OPENED]
+    assert len(ids) == len(set(ids)), "no conn_id was given twice"
+    for _, writer in (*clients, *again):
+        writer.close()
+
+
+async def test_a_killed_pod_leaves_no_process(pod: RunningPod) -> None:
+    _, writer = await pod.connect()
+    pids = pod.pids
+    everyone = [pids["link"], *pids["workers"]]
+    assert pids["pod"] == pod.process.pid
+    assert all(alive(p) for p in everyone)
+    pod.process.kill()
+    await until(lambda: not any(alive(p) for p in everyone), "its children ended")
+    writer.close()
+
+
+async def test_sigterm_says_goodbye_and_ends_with_code_0(pod: RunningPod) -> None:
+    reader, writer = await pod.connect()
+    everyone = [pod.pids["link"], *pod.pids["workers"]]
+    pod.process.send_signal(signal.SIGTERM)
+    assert await reader.read() == pack(canned.GATEWAY_CLOSING)
+    writer.close()
+    assert await asyncio.to_thread(pod.process.wait, DEADLINE_S) == 0
+    assert not any(alive(p) for p in everyone)
+    assert any(k == lanes.CLOSED for k, _ in pod.shard.kinds), "the shard was told before the link ended"
+    assert not (pod.settings.gateway.run_dir / "pids.json").exists()
+
+
+async def test_another_librarys_websocket_client_sends_and_receives(pod: RunningPod) -> None:
+    _, writer = await pod.connect()
+    uri = f"ws://127.0.0.1:{pod.settings.gateway.ws_port}/ws"
+    async with websockets.connect(uri, compression="deflate", origin=websockets.Origin("http://localhost:9")) as client:
+        assert client.response is not None
+        assert "Sec-WebSocket-Extensions" not in client.response.headers
+        for payload in (b"a", b"b" * 125, b"c" * 126, b"d" * 65_000):
+            await client.send(payload)
+            assert await client.recv() == payload + b"+"
+        await client.send([b"in ", b"three ", b"parts"])
+        assert await client.recv() == b"in three parts+"
+        await (await client.ping())
+    assert client.close_code == 1000
+    opened = len([k for k, _ in pod.shard.kinds if k == lanes.OPENED])
+    await until(lambda: any(k == lanes.CLOSED for k, _ in pod.shard.kinds), "the shard hears of its end")
+    async with websockets.connect(uri) as client:
+        await client.send("text")
+        with pytest.raises(websockets.ConnectionClosedError) as refused:
+            await client.recv()
+        assert refused.value.rcvd is not None
+        assert refused.value.rcvd.code == 1003
+    async with websockets.connect(uri) as client:
+        await client.send(b"x" * (pod.settings.gateway.max_frame_bytes + 1))
+        assert await client.recv() == canned.FRAME_SIZE
+        with pytest.raises(websockets.ConnectionClosedError) as refused:
+            await client.recv()
+        assert refused.value.rcvd is not None
+        assert refused.value.rcvd.code == 1009
+    with pytest.raises(websockets.InvalidStatus) as turned_away:
+        await websockets.connect(uri, origin=websockets.Origin("https://evil.example"))
+    assert turned_away.value.response.status_code == 403
+    assert len([k for k, _ in pod.shard.kinds if k == lanes.OPENED]) == opened + 2
+    writer.close()
+
+
+# ── what must be right before it starts ──────────────────────────────────────────────────────────────────────
+
+
+def start_and_fail(settings: Settings, tmp_path: Path) -> tuple[int, str]:
+    file = tmp_path / "plato.yaml"
+    file.write_text(dump(settings))
+    ended = subprocess.run(
+        [sys.executable, "-m", "plato_gateway", "--settings", str(file)], capture_output=True, timeout=30, check=False
+    )
+    return ended.returncode, ended.stderr.decode()
+
+
+@pytest.mark.parametrize("key", ["tcp_port", "ws_port", "admin_port"])
+def test_a_port_in_use_is_told_in_one_line(key: str, make_settings: Callable[..., Settings], tmp_path: Path) -> None:
+    settings = make_settings()
+    port = getattr(settings.gateway, key)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        code, said = start_and_fail(settings, tmp_path)
+    assert code == 3
+    assert said == (
+        f"gateway: gateway.{key}: port {port} on 127.0.0.1 is in use; "
+        f"stop what listens there or set gateway.{key} to a free port\n"
+    )
+
+
+def test_a_run_dir_that_cannot_be_made_is_told_in_one_line(
+    make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    code, said = start_and_fail(make_settings(run_dir=str(tmp_path / "file" / "run")), tmp_path)
+    assert code == 3
+    assert said.startswith("gateway: gateway.run_dir: ")
+    assert said.count("\n") == 1
+
+
+def test_bad_settings_are_told_in_one_line(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
+    file = tmp_path / "plato.yaml"
+    file.write_text("gateway:\n  workers: 3\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "plato_gateway", "--settings", str(file)], capture_output=True, timeout=30, check=False
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.decode().startswith("gateway: gateway.workers: 3 cannot be used")
+
+
+def test_free_ports_and_a_writable_folder_pass(make_settings: Callable[..., Settings]) -> None:
+    settings = make_settings()
+    preflight.check(settings.gateway)
+    assert list(settings.gateway.run_dir.iterdir()) == []

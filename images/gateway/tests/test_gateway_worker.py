@@ -1,0 +1,716 @@
+"""A real worker process, real sockets, and a link that the test plays over the lane."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plato.core.codes import Code
+from plato.core.frames import FrameReader, pack, split
+from plato.core.ids import slot_of, worker_id_of
+from plato.runtime.settings import Settings, dump
+from plato.wire.v1 import canned
+from plato_gateway.core import lanes
+
+DEADLINE_S = 15.0
+CREDIT_BYTES = 4_194_304
+WORKER_ID = 7
+Event = tuple[int, int, bytes]
+
+
+class FakeLink:
+    """The link's end of one worker's lane. `events` holds (kind, conn_id, data) in order, `attaches` their numbers."""
+
+    def __init__(self, run_dir: Path) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        path = run_dir / "link.sock"
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(4)
+        self._listener.settimeout(DEADLINE_S)
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._reader = lanes.LaneReader()
+        self.events: list[Event] = []
+        self.attaches: list[int] = []
+        self.stats = lanes.Stats()
+        self.hello: lanes.Hello
+
+    def accept(self) -> lanes.Hello:
+        """Waits for the worker."""
+        self._sock.close()
+        self._sock, _ = self._listener.accept()
+        self._reader = lanes.LaneReader()
+        self._got: list[lanes.Message] = []
+        self.until(lambda: any(isinstance(m, lanes.Hello) for m in self._got))
+        self.hello = next(m for m in self._got if isinstance(m, lanes.Hello))
+        return self.hello
+
+    def attach(
+        self, *, table: bytes = bytes(1024), groups: tuple[int, ...] = (0,), credit_bytes: int = CREDIT_BYTES
+    ) -> None:
+        """Says what a link says first: slots, home slots with an hour of stamps, an announcement per group."""
+        now_ms = time.time_ns() // 1_000_000
+        self.send(lanes.pack_slots(table))
+        self.send(lanes.pack_config(lanes.Config(WORKER_ID, tuple(range(1024)), now_ms, now_ms + 3_600_000)))
+        for i, group in enumerate(groups):
+            self.send(lanes.pack_announce(group, self.hello.attach + 1 + i, credit_bytes))
+        self.until(lambda: sum(k == lanes.END for k, _, _ in self.events) >= len(groups))
+
+    def send(self, message: bytes) -> None:
+        self._sock.sendall(message)
+
+    def frames(self, entries: list[tuple[int, bytes, bytes, int]]) -> None:
+        """Sends (conn_id, payload, suffix, flags) as one batch."""
+        self.send(
+            lanes.pack_frames(
+                array("I", [len(e[1]) for e in entries]).tobytes(),
+                b"".join(e[1] for e in entries),
+                array("Q", [e[0] for e in entries]).tobytes(),
+                array("I", range(len(entries))).tobytes(),
+                bytes(len(e[2]) for e in entries),
+                b"".join(e[2] for e in entries),
+                bytes(e[3] for e in entries),
+            )
+        )
+
+    def pump(self, timeout_s: float = 0.02) -> bool:
+        """Takes what came within the time; False: nothing."""
+        self._sock.settimeout(timeout_s)
+        try:
+            data = self._sock.recv(1 << 20)
+        except (TimeoutError, BlockingIOError):
+            return False
+        assert data, "the worker closed the lane"
+        for message in self._reader.feed(data):
+            self._got.append(message)
+            if isinstance(message, lanes.Stats):
+                self.stats = message
+            elif isinstance(message, lanes.Events):
+                ids, lengths, at = array("Q", message.conn_ids), array("I", message.lengths), 0
+                for kind, conn_id, n in zip(message.kinds, ids, lengths, strict=True):
+                    self.events.append((kind, conn_id, message.data[at : at + n]))
+                    self.attaches.append(message.attach)
+                    at += n
+                assert at == len(message.data)
+        return True
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Takes messages until the condition holds."""
+        end_s = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < end_s, f"not within {DEADLINE_S} s; last events {self.events[-5:]}"
+            self.pump()
+
+    def conn_id_of(self, sock: socket.socket) -> int:
+        """Waits for, and gives, the conn_id that was opened for a client's socket."""
+        host, port = sock.getsockname()[:2]
+        end = f"{host}:{port}".encode()
+        self.until(lambda: any(k == lanes.OPENED and d[1:] == end for k, _, d in self.events))
+        return next(c for k, c, d in self.events if k == lanes.OPENED and d[1:] == end)
+
+    def data_of(self, conn_id: int) -> list[bytes]:
+        """The payloads that came from a connection, in order."""
+        return [p for k, c, d in self.events if k == lanes.DATA and c == conn_id for p in split(d)]
+
+    def closes_of(self, conn_id: int) -> list[int]:
+        """The codes of its CLOSED events."""
+        return [int.from_bytes(d, "big") for k, c, d in self.events if k == lanes.CLOSED and c == conn_id]
+
+    def drop(self) -> None:
+        """The link dies."""
+        self._sock.close()
+        self._listener.close()
+
+
+class Running:
+    """A worker process with a fake link."""
+
+    def __init__(self, settings: Settings, process: subprocess.Popen[bytes], link: FakeLink) -> None:
+        self.settings = settings
+        self.process = process
+        self.link = link
+        self.made: list[socket.socket] = []
+        """Clients' sockets, closed with the test."""
+
+    def connect(self, port: int | None = None) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", port or self.settings.gateway.tcp_port), DEADLINE_S)
+        sock.settimeout(DEADLINE_S)
+        self.made.append(sock)
+        return sock
+
+    def close_all(self) -> None:
+        for sock in self.made:
+            sock.close()
+
+    @property
+    def memory_bytes(self) -> int:
+        fields = Path(f"/proc/{self.process.pid}/statm").read_text().split()
+        return int(fields[1]) * resource.getpagesize()
+
+    @property
+    def fds(self) -> int:
+        return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(make_settings: Callable[..., Settings], tmp_path: Path) -> Iterator[Start]:
+    """start(attach=True, **gateway settings) gives a Running; all end with the test."""
+    with ExitStack() as stack:
+
+        def begin(*, attach: bool = True, nofile: int = 0, **gateway: Any) -> Running:
+            settings = make_settings(**gateway)
+            link = FakeLink(settings.gateway.run_dir)
+            file = tmp_path / "plato.yaml"
+            file.write_text(dump(settings))
+            command = [sys.executable, "-m", "plato_gateway", "--settings", str(file), "--role", "worker"]
+            if nofile:
+                command = ["bash", "-c", f'ulimit -n {nofile}; exec "$@"', "-", *command]
+            process = subprocess.Popen(command)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            stack.callback(link.drop)
+            link.accept()
+            if attach:
+                link.attach()
+            running = Running(settings, process, link)
+            stack.callback(running.close_all)
+            return running
+
+        yield begin
+
+
+def read_frame(sock: socket.socket) -> bytes:
+    """One frame's payload; b"" at the end of the stream."""
+    header = read_exactly(sock, 4)
+    return read_exactly(sock, int.from_bytes(header, "big")) if header else b""
+
+
+def read_exactly(sock: socket.socket, n: int) -> bytes:
+    got = b""
+    while len(got) < n:
+        piece = sock.recv(n - len(got))
+        if not piece:
+            assert not got, f"the stream ended within a frame: {got!r}"
+            return b""
+        got += piece
+    return got
+
+
+def fill(sock: socket.socket) -> bool:
+    """Sends frames until the socket is full; True: it became so."""
+    for _ in range(10_000):
+        try:
+            sock.send(pack(b"x" * 10_000))
+        except BlockingIOError:
+            return True
+    return False
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end_s, f"not within {DEADLINE_S} s: {what}"
+        time.sleep(0.01)
+
+
+# ── frames in ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_frame_split_at_every_byte_arrives_the_same(start: Start) -> None:
+    w = start()
+    payload = b"abcdefgh"
+    wire = pack(payload)
+    sock = w.connect()
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    conn_id = w.link.conn_id_of(sock)
+    for cut in range(1, len(wire)):
+        sock.sendall(wire[:cut])
+        w.link.until(lambda: not w.link.pump(0.003))  # a pause, so that the first part is read alone
+        sock.sendall(wire[cut:])
+        w.link.until(lambda cut=cut: len(w.link.data_of(conn_id)) == cut)  # type: ignore[misc]  # mypy infers no default
+    for byte in wire * 3:
+        sock.sendall(bytes([byte]))
+    w.link.until(lambda: len(w.link.data_of(conn_id)) == len(wire) - 1 + 3)
+    assert set(w.link.data_of(conn_id)) == {payload}
+
+
+def test_ten_frames_in_one_packet_arrive_in_order_as_one_run(start: Start) -> None:
+    w = start()
+    sock = w.connect()
+    conn_id = w.link.conn_id_of(sock)
+    sent = [b"frame %d" % i for i in range(10)]
+    sock.sendall(b"".join(map(pack, sent)))
+    w.link.until(lambda: len(w.link.data_of(conn_id)) == 10)
+    assert w.link.data_of(conn_id) == sent
+    assert [k for k, c, _ in w.link.events if c == conn_id] == [lanes.OPENED, lanes.DATA]
+
+
+def test_frames_of_many_connections_keep_their_order_under_load(start: Start) -> None:
+    w = start()
+    chance = random.Random(7)
+    sent: dict[int, list[bytes]] = {}
+    with ExitStack() as stack:
+        socks = [stack.enter_context(w.connect()) for _ in range(20)]
+        ids = [w.link.conn_id_of(s) for s in socks]
+        streams = []
+        for i, conn_id in enumerate(ids):
+            sent[conn_id] = [b"%d/%d/" % (i, n) + b"x" * chance.randrange(0, 3_000) for n in range(60)]
+            streams.append(b"".join(map(pack, sent[conn_id])))
+        at = [0] * len(socks)
+        while any(at[i] < len(streams[i]) for i in range(len(socks))):
+            i = chance.randrange(len(socks))
+            step = chance.choice((1, 7, 500, 5_000, 20_000))
+            socks[i].sendall(streams[i][at[i] : at[i] + step])
+            at[i] += step
+            w.link.pump(0.0001)
+        w.link.until(lambda: all(len(w.link.data_of(c)) == 60 for c in ids))
+    assert {c: w.link.data_of(c) for c in ids} == sent
+
+
+def test_the_largest_frame_passes_and_one_byte_more_is_refused(start: Start) -> None:
+    w = start(max_frame_bytes=4_096)
+    sock = w.connect()
+    conn_id = w.link.conn_id_of(sock)
+    sock.sendall(pack(b"x" * 4_096))
+    w.link.until(lambda: w.link.data_of(conn_id) == [b"x" * 4_096])
+    sock.sendall(pack(b"x" * 4_097))
+    assert read_frame(sock) == canned.FRAME_SIZE
+    assert read_frame(sock) == b""
+    w.link.until(lambda: w.link.closes_of(conn_id) == [Code.FRAME_SIZE])
+
+
+def test_bad_lengths_harm_only_their_sender(start: Start) -> None:
+    w = start()
+    before = w.memory_bytes
+    with ExitStack() as stack:
+        good = stack.enter_context(w.connect())
+        good_id = w.link.conn_id_of(good)
+        bad = [stack.enter_context(w.connect()) for _ in range(100)]
+        for i, sock in enumerate(bad):
+            sock.sendall(b"\0\0\0\0" if i % 2 else b"\x7f\xff\xff\xff\x01")
+        for sock in bad:
+            assert read_frame(sock) == canned.FRAME_SIZE
+            assert read_frame(sock) == b""
+        good.sendall(pack(b"still here"))
+        w.link.until(lambda: w.link.data_of(good_id) == [b"still here"])
+        w.link.until(lambda: w.link.stats.bad_frames == 100)
+    assert w.memory_bytes - before < 10 * 1024 * 1024
+
+
+def test_ids_are_minted_in_home_slots_with_the_given_worker_id(start: Start) -> None:
+    w = start()
+    now_ms = time.time_ns() // 1_000_000
+    w.link.send(lanes.pack_config(lanes.Config(WORKER_ID, (4, 900), now_ms, now_ms + 3_600_000)))
+    with ExitStack() as stack:
+        socks = [stack.enter_context(w.connect()) for _ in range(40)]
+        ids = [w.link.conn_id_of(s) for s in socks]
+    assert len(set(ids)) == 40
+    assert {slot_of(i) for i in ids} == {4, 900}
+    assert {worker_id_of(i) for i in ids} == {WORKER_ID}
+
+
+# ── frames out, closes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_frames_are_sent_with_their_suffix_and_only_to_who_is_here(start: Start) -> None:
+    w = start()
+    with w.connect() as a, w.connect() as b:
+        a_id, b_id = w.link.conn_id_of(a), w.link.conn_id_of(b)
+        w.link.frames(
+            [
+                (a_id, b"one", b"", 0),
+                (b_id, b"two", b"-s", 0),
+                (12345, b"nobody", b"xyz", 0),
+                (a_id, b"three", b"-t", 0),
+            ]
+        )
+        assert read_frame(a) == b"one"
+        assert read_frame(a) == b"three-t"
+        assert read_frame(b) == b"two-s"
+    w.link.until(lambda: w.link.stats.frames_unknown == 1 and w.link.stats.frames_out == 3)
+
+
+def test_a_frame_for_a_closed_connection_never_reaches_the_next_one_at_its_fd(start: Start) -> None:
+    w = start()
+    old = w.connect()
+    old_id = w.link.conn_id_of(old)
+    old.close()
+    w.link.until(lambda: w.link.closes_of(old_id) == [0])
+    with w.connect() as new:
+        new_id = w.link.conn_id_of(new)
+        w.link.frames([(old_id, b"for the old one", b"", 0), (new_id, b"for the new one", b"", 0)])
+        assert read_frame(new) == b"for the new one"
+
+
+def test_r3_close_carries_its_last_frame(start: Start) -> None:
+    """The last frame arrives although megabytes wait before it and the peer keeps sending."""
+    w = start(send_queue_bytes=8 * 1024 * 1024)
+    sock = w.connect()
+    conn_id = w.link.conn_id_of(sock)
+    bulk = [b"%d" % i + b"x" * 60_000 for i in range(64)]
+    w.link.frames([(conn_id, p, b"", 0) for p in bulk])
+    sock.sendall(pack(b"unread") * 1_000)  # bytes that nobody reads would turn a plain close into a reset
+    w.link.frames([(conn_id, b"goodbye", b"!", lanes.CLOSE_AFTER), (conn_id, b"too late", b"", 0)])
+    got = []
+    while frame := read_frame(sock):
+        got.append(frame)
+    assert got == [*bulk, b"goodbye!"]
+    w.link.until(lambda: w.link.closes_of(conn_id) == [0])
+    sock.close()
+    free = w.fds
+    with w.connect() as other:
+        w.link.conn_id_of(other)
+    wait_for(lambda: w.fds <= free, "the closed socket's descriptor is free")
+
+
+def test_a_peer_that_ignores_the_close_is_cut_in_time(start: Start) -> None:
+    w = start()
+    idle_fds = w.fds
+    sock = w.connect()
+    conn_id = w.link.conn_id_of(sock)
+    w.link.frames([(conn_id, b"bye", b"", lanes.CLOSE_AFTER)])
+    assert read_frame(sock) == b"bye"
+    began_s = time.monotonic()
+    wait_for(lambda: w.fds == idle_fds, "the worker gave the socket up")
+    assert time.monotonic() - began_s < 6
+    sock.close()
+
+
+def test_a_slow_reader_is_closed_with_slow_reader_and_others_are_served(start: Start) -> None:
+    w = start(send_queue_bytes=131_072)
+    before = w.memory_bytes
+    slow, other = w.connect(), w.connect()
+    slow_id, other_id = w.link.conn_id_of(slow), w.link.conn_id_of(other)
+    sent = 0
+    while not w.link.closes_of(slow_id):
+        assert sent < 100_000, "it was never found slow"
+        w.link.frames([(slow_id, b"%d/" % (sent + i) + b"x" * 1_000, b"", 0) for i in range(200)])
+        sent += 200
+        w.link.frames([(other_id, b"tick", b"", 0)])
+        assert read_frame(other) == b"tick"
+        w.link.pump(0.001)
+    assert w.link.closes_of(slow_id) == [Code.SLOW_READER]
+    frames = []
+    while frame := read_frame(slow):
+        frames.append(frame)
+    assert frames[-1] == canned.SLOW_READER
+    assert [int(f.split(b"/")[0]) for f in frames[:-1]] == list(range(len(frames) - 1)), "whole frames, in order"
+    assert w.memory_bytes - before < 20 * 1024 * 1024
+    other.sendall(pack(b"fine"))
+    w.link.until(lambda: w.link.data_of(other_id) == [b"fine"])
+
+
+# ── login time-out, limits ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_silent_sockets_and_dribblers_are_closed_in_time_and_the_rest_is_served(start: Start) -> None:
+    w = start(login_timeout_ms=1_000)
+    with ExitStack() as stack:
+        good = stack.enter_context(w.connect())
+        good_id = w.link.conn_id_of(good)
+        good.sendall(pack(b"first"))
+        silent = [stack.enter_context(w.connect()) for _ in range(200)]
+        dribbling = [stack.enter_context(w.connect()) for _ in range(200)]
+        half_open = [stack.enter_context(w.connect(w.settings.gateway.ws_port)) for _ in range(50)]
+        for sock in dribbling:
+            sock.sendall(b"\0\0")
+        for sock in half_open:
+            sock.sendall(b"GET /ws HTTP/1.1\r\nHost: x\r\n")
+        good.sendall(pack(b"meanwhile"))
+        w.link.until(lambda: w.link.data_of(good_id) == [b"first", b"meanwhile"])
+        for sock in (*silent, *dribbling):
+            assert read_frame(sock) == canned.LOGIN_TIMEOUT
+            assert read_frame(sock) == b""
+        for sock in half_open:
+            assert sock.recv(4096).startswith(b"HTTP/1.1 408 ")
+        w.link.until(lambda: w.link.stats.login_timeouts == 450)
+        codes = [int.from_bytes(d, "big") for k, _, d in w.link.events if k == lanes.CLOSED]
+        assert codes == [Code.LOGIN_TIMEOUT] * 400
+        good.sendall(pack(b"still here"))
+        w.link.until(lambda: w.link.data_of(good_id)[-1] == b"still here")
+
+
+def test_r10_a_stopped_worker_does_not_time_out_who_waited_meanwhile(start: Start) -> None:
+    w = start(login_timeout_ms=2_000)
+    sock = w.connect()
+    conn_id = w.link.conn_id_of(sock)
+    w.process.send_signal(signal.SIGSTOP)
+    sock.sendall(pack(b"hello"))
+    stopped = w.connect()  # the kernel accepts it while the worker sleeps
+    time.sleep(2.5)  # longer than the time-out, by the clock: this is what the test is about
+    w.process.send_signal(signal.SIGCONT)
+    w.link.until(lambda: w.link.data_of(conn_id) == [b"hello"])
+    stopped_id = w.link.conn_id_of(stopped)
+    stopped.sendall(pack(b"me too"))
+    w.link.until(lambda: w.link.data_of(stopped_id) == [b"me too"])
+    assert w.link.stats.login_timeouts == 0
+
+
+def test_past_max_connections_the_next_gateway_is_named_on_both_listeners(start: Start) -> None:
+    w = start(max_connections=2)
+    with w.connect() as a, w.connect() as b:
+        a_id, b_id = w.link.conn_id_of(a), w.link.conn_id_of(b)
+        with w.connect() as refused:
+            assert read_frame(refused) == canned.GATEWAY_FULL
+            assert read_frame(refused) == b""
+        with w.connect(w.settings.gateway.ws_port) as refused:
+            assert refused.recv(4096).startswith(b"HTTP/1.1 503 ")
+        a.close()
+        w.link.until(lambda: w.link.closes_of(a_id) == [0])
+        with w.connect() as c:
+            assert w.link.conn_id_of(c) not in (a_id, b_id)
+
+
+def test_without_a_window_or_home_slots_new_ones_are_refused_and_old_ones_kept(start: Start) -> None:
+    w = start(attach=False)
+    with w.connect() as early:
+        assert read_frame(early) == canned.GATEWAY_CLOSING
+    w.link.attach()
+    with w.connect() as kept:
+        kept_id = w.link.conn_id_of(kept)
+        w.link.send(lanes.pack_config(lanes.Config(WORKER_ID, (), 0, 0)))
+        w.link.until(lambda: not w.link.pump())
+        with w.connect() as refused:
+            assert read_frame(refused) == canned.GATEWAY_CLOSING
+        kept.sendall(pack(b"kept"))
+        w.link.until(lambda: w.link.data_of(kept_id) == [b"kept"])
+
+
+def test_running_out_of_descriptors_refuses_and_recovers(start: Start) -> None:
+    w = start(nofile=60)
+    with ExitStack() as stack:
+        socks = [stack.enter_context(w.connect()) for _ in range(90)]
+        w.link.until(lambda: w.link.stats.refused >= 1)
+        first_id = w.link.conn_id_of(socks[0])
+        socks[0].sendall(pack(b"alive"))
+        w.link.until(lambda: w.link.data_of(first_id) == [b"alive"])
+    w.link.until(lambda: w.link.stats.connections == 0)
+    with w.connect() as again:
+        w.link.conn_id_of(again)
+
+
+def test_sigterm_tells_everybody_that_the_gateway_closes(start: Start) -> None:
+    w = start()
+    with w.connect() as sock:
+        conn_id = w.link.conn_id_of(sock)
+        w.process.send_signal(signal.SIGTERM)
+        assert read_frame(sock) == canned.GATEWAY_CLOSING
+        assert read_frame(sock) == b""
+        w.link.until(lambda: w.link.closes_of(conn_id) == [Code.GATEWAY_CLOSING])
+    assert w.process.wait(DEADLINE_S) == 0
+
+
+# ── the lane ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_r6_attach_names_live_connections(start: Start) -> None:
+    w = start()
+    link = w.link
+    with w.connect() as a, w.connect() as b, w.connect() as gone:
+        ids = {link.conn_id_of(s) for s in (a, b)}
+        gone_id = link.conn_id_of(gone)
+        gone.close()
+        link.until(lambda: link.closes_of(gone_id) == [0])
+        at = len(link.events)
+        a_id = link.conn_id_of(a)
+        a.sendall(pack(b"before"))
+        link.until(lambda: link.data_of(a_id) == [b"before"])
+        link.send(lanes.pack_announce(0, link.hello.attach + 2, CREDIT_BYTES))
+        link.until(lambda: any(k == lanes.END for k, _, _ in link.events[at:]))
+        a.sendall(pack(b"after"))
+        link.until(lambda: link.data_of(a_id) == [b"before", b"after"])
+    said = list(zip(link.events, link.attaches, strict=True))[at:]
+    kinds = [e[0] for e, _ in said if e[0] != lanes.CLOSED]
+    assert kinds == [lanes.DATA, lanes.BEGIN, lanes.NAMED, lanes.NAMED, lanes.END, lanes.DATA]
+    assert {e[1] for e, _ in said if e[0] == lanes.NAMED} == ids
+    assert {e[2][:2] for e, _ in said if e[0] == lanes.NAMED} == {b"t1"}
+    assert next(e[2] for e, _ in said if e[0] == lanes.BEGIN) == b"\xff" * 128
+    # What was said before the announcement bears the older number, what comes after the newer.
+    numbers = [n for (k, _, _), n in said if k != lanes.CLOSED]
+    assert numbers == [link.hello.attach + 1] + [link.hello.attach + 2] * 5
+
+
+def test_a_link_that_restarts_finds_every_socket_again_and_loses_nothing_sent_meanwhile(start: Start) -> None:
+    w = start()
+    with ExitStack() as stack:
+        socks = [stack.enter_context(w.connect()) for _ in range(30)]
+        ids = [w.link.conn_id_of(s) for s in socks]
+        boot, attach = w.link.hello.boot, w.link.attaches[-1]
+        w.link.drop()
+        for i, sock in enumerate(socks):
+            sock.sendall(pack(b"sent into the gap %d" % i))
+        link = FakeLink(w.settings.gateway.run_dir)
+        stack.callback(link.drop)
+        hello = link.accept()
+        assert (hello.boot, hello.attach, hello.connections) == (boot, attach, 30)
+        link.attach()
+        assert sorted(c for k, c, _ in link.events if k == lanes.NAMED) == sorted(ids)
+        link.until(lambda: all(len(link.data_of(c)) == 1 for c in ids))
+        for i, conn_id in enumerate(ids):
+            assert link.data_of(conn_id) == [b"sent into the gap %d" % i]
+        link.frames([(c, b"welcome", b"", 0) for c in ids])
+        assert [read_frame(s) for s in socks] == [b"welcome"] * 30
+
+
+def test_a_group_without_credit_stops_its_connections_and_no_others(start: Start) -> None:
+    w = start(attach=False)
+    link = w.link
+    # Even slots belong to group 0, odd ones to group 1.
+    link.attach(table=bytes(s % 2 for s in range(1024)), groups=(0, 1), credit_bytes=100_000)
+    with ExitStack() as stack:
+        socks = {link.conn_id_of(s): s for s in (stack.enter_context(w.connect()) for _ in range(8))}
+        starved = [c for c in socks if slot_of(c) % 2 == 0]
+        fine = [c for c in socks if slot_of(c) % 2 == 1]
+        assert starved
+        assert fine
+        for c in starved:
+            socks[c].setblocking(False)
+            assert fill(socks[c])
+
+        def taken(group: list[int]) -> int:
+            return sum(len(p) for c in group for p in link.data_of(c))
+
+        for c in fine:
+            for n in range(20):
+                socks[c].sendall(pack(b"%d" % n))
+        link.until(lambda: all(len(link.data_of(c)) == 20 for c in fine))
+        link.until(lambda: not link.pump(0.1))
+        assert 80_000 < taken(starved) < 200_000
+        before = taken(starved)
+        link.send(lanes.pack_credit(0, 300_000))
+        link.until(lambda: taken(starved) > before + 150_000)
+        link.until(lambda: not link.pump(0.1))
+        assert taken(starved) < before + 600_000
+
+
+def test_a_suspended_group_keeps_its_sockets_and_goes_on_when_announced(start: Start) -> None:
+    w = start(login_timeout_ms=500)
+    link = w.link
+    with w.connect() as sock:
+        conn_id = link.conn_id_of(sock)
+        link.send(lanes.pack_suspend(0))
+        link.until(lambda: not link.pump())
+        sock.sendall(pack(b"held"))
+        link.until(lambda: not link.pump(1.0))  # longer than the login time-out: who is not read is not blamed
+        assert link.data_of(conn_id) == []
+        link.send(lanes.pack_announce(0, 9, CREDIT_BYTES))
+        link.until(lambda: link.data_of(conn_id) == [b"held"])
+        assert link.closes_of(conn_id) == []
+
+
+def test_a_broken_lane_message_costs_the_lane_and_no_socket(start: Start) -> None:
+    w = start()
+    with w.connect() as sock:
+        conn_id = w.link.conn_id_of(sock)
+        w.link.send(struct.pack("<IB", 3, 99) + b"??")
+        hello = w.link.accept()
+        assert hello.connections == 1
+        w.link.attach()
+        sock.sendall(pack(b"fine"))
+        w.link.until(lambda: w.link.data_of(conn_id) == [b"fine"])
+        w.link.until(lambda: w.link.stats.lane_errors == 1)
+
+
+def test_a_cut_frame_survives_the_links_restart(start: Start) -> None:
+    w = start()
+    with w.connect() as sock, _second_link(w) as restart:
+        conn_id = w.link.conn_id_of(sock)
+        wire = pack(b"whole")
+        sock.sendall(wire[:6])
+        w.link.until(lambda: not w.link.pump(0.05))
+        link = restart()
+        sock.sendall(wire[6:])
+        link.until(lambda: link.data_of(conn_id) == [b"whole"])
+
+
+@contextmanager
+def _second_link(w: Running) -> Iterator[Callable[[], FakeLink]]:
+    made: list[FakeLink] = []
+
+    def restart() -> FakeLink:
+        w.link.drop()
+        link = FakeLink(w.settings.gateway.run_dir)
+        made.append(link)
+        link.accept()
+        link.attach()
+        return link
+
+    yield restart
+    for link in made:
+        link.drop()
+
+
+# ── WebSocket, by bytes ──────────────────────────────────────────────────────────────────────────────────────
+
+UPGRADE = (
+    b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n%b\r\n"
+)
+
+
+def _masked(opcode: int, body: bytes, *, fin: bool = True) -> bytes:
+    assert len(body) < 126
+    return bytes([(0x80 if fin else 0) | opcode, 0x80 | len(body)]) + b"\0\0\0\0" + body
+
+
+def test_websocket_bytes_right_behind_the_upgrade_are_taken(start: Start) -> None:
+    w = start()
+    with w.connect(w.settings.gateway.ws_port) as sock:
+        sock.sendall(UPGRADE % b"" + _masked(2, b"early") + _masked(2, b"fra", fin=False))
+        conn_id = w.link.conn_id_of(sock)
+        w.link.until(lambda: w.link.data_of(conn_id) == [b"early"])
+        sock.sendall(_masked(9, b"ping") + _masked(0, b"gment"))
+        w.link.until(lambda: w.link.data_of(conn_id) == [b"early", b"fragment"])
+        got = sock.recv(4096)
+        while b"ping" not in got:
+            got += sock.recv(4096)
+        assert got.startswith(b"HTTP/1.1 101 ")
+        assert got.endswith(b"\x8a\x04ping")
+        w.link.frames([(conn_id, b"down", b"+1", lanes.CLOSE_AFTER)])
+        rest = b""
+        while piece := sock.recv(4096):
+            rest += piece
+        assert rest == b"\x82\x06down+1" + b"\x88\x02\x03\xe8"
+
+
+def test_websocket_refusals_name_what_is_wrong(start: Start) -> None:
+    w = start()
+    for request, status in (
+        (UPGRADE % b"Origin: https://evil.example\r\n", b"403"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"404"),
+        (b"\x16\x03\x01 this is TLS\r\n\r\n", b"400"),
+        (b"GET /ws HTTP/1.1\r\nHost: x\r\nCookie: " + b"c" * 20_000, b"431"),
+    ):
+        with w.connect(w.settings.gateway.ws_port) as sock:
+            sock.sendall(request)
+            assert sock.recv(4096).startswith(b"HTTP/1.1 " + status)
+    assert not [e for e in w.link.events if e[0] == lanes.OPENED]
+
+
+def test_frame_reader_reads_what_the_worker_sends(start: Start) -> None:
+    w = start()
+    with w.connect() as sock:
+        conn_id = w.link.conn_id_of(sock)
+        payloads = [os.urandom(n) for n in (1, 125, 1_400, 65_536)]
+        w.link.frames([(conn_id, p, b"", 0) for p in payloads])
+        reader, got = FrameReader(), list[bytes]()
+        while len(got) < len(payloads):
+            got += reader.feed(sock.recv(65_536))
+        assert got == payloads

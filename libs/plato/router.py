@@ -4,7 +4,7 @@ A route says where a device is: (conn_id, gen). It changes three ways only, each
 
     commit   what was read at Login or ReConn → (conn_id, gen + 1)   the first Sync (R2); lost: somebody was faster
     end      mine → (0, gen + 1)                                     a late close finds a newer route and leaves it
-    restore  nothing → mine                                          after the store was wiped, by the live owner
+    restore  nothing, or an older gen → mine                         after the store was wiped or went back, by its owner
 
 Nothing is cached here, and nothing is ever deleted.
 """
@@ -47,6 +47,9 @@ class Router:
         """Sets (0, gen + 1) if the stored route is `mine`. False: a newer one stands (or none), and is left alone."""
         return await self._routes.compare_and_set(user, device_id, mine, Route(0, mine.gen + 1))
 
-    async def restore(self, user: str, device_id: int, mine: Route) -> bool:
-        """Writes `mine` where the key is missing. True: `mine` stands now; False: another route stands."""
-        return await self._routes.compare_and_set(user, device_id, None, mine)
+    async def restore(self, user: str, device_id: int, mine: Route, seen: Route | None = None) -> bool:
+        """Writes `mine` where the key is missing, or still is `seen`, an older statement (the store failed over to a
+        replica that lagged). True: `mine` stands now; False: another route stands, or `seen` is no older one."""
+        if seen is not None and seen.gen >= mine.gen:
+            return False
+        return await self._routes.compare_and_set(user, device_id, seen, mine)

@@ -1,0 +1,101 @@
+"""`python -m plato_state --settings F`: one state shard over Valkey, PostgreSQL and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from plato.adapters import schema_pg
+from plato.adapters.bus_pg import PgBusProducer
+from plato.adapters.msg_grpc import GrpcMsgs
+from plato.adapters.pg import Database
+from plato.adapters.shards_grpc import GrpcShards
+from plato.adapters.tokens import JwtVerifier
+from plato.adapters.topology_file import FileTopology
+from plato.adapters.valkey import ValkeyStore
+from plato.core.errors import Unavailable
+from plato.runtime import admin, logs, process
+from plato.runtime.settings import Settings, SettingsError
+
+from plato_state.service import Ports, StateShard
+
+WAIT_S = 0.5
+POSTGRES_CONNECTIONS = 2
+
+
+async def main(settings: Settings) -> int:
+    """Runs the shard until a signal or a failed part. Raises SettingsError or StartError for what waiting does not mend."""
+    log = logs.get("main")
+    if not settings.process.name or not settings.process.uid:
+        raise SettingsError("process.name and process.uid: not set; the supervisor gives both to each process")
+    tokens = JwtVerifier(settings.auth.keys_dir, settings.auth.issuer, settings.auth.audience)
+    store = await ValkeyStore.connect(settings.store.url, settings.store.key_prefix)
+    database = Database(settings.database.uri, settings.database.schema_name, size=POSTGRES_CONNECTIONS)
+    topology = FileTopology(settings.topology.path)
+    shards, msgs = GrpcShards(topology), GrpcMsgs(topology)
+    state = StateShard(
+        settings,
+        Ports(
+            sessions=store.sessions,
+            routes=store.routes,
+            reservations=store.reservations,
+            bus=PgBusProducer(database, settings.bus.partitions),
+            tokens=tokens,
+            topology=topology,
+            shards=shards,
+            msg=msgs,
+        ),
+    )
+    waiting_for = ["the database and the store were not asked yet"]
+    http = admin.HttpServer(
+        admin.app(lambda: waiting_for[0] if waiting_for else state.not_ready()),
+        settings.state.admin_host,
+        settings.state.admin_port,
+    )
+    try:
+        state.bind()
+    except OSError as e:
+        port = settings.state.port
+        raise process.StartError(
+            f"state.port: {port} cannot be used: {e}; end what uses it or choose another one"
+        ) from e
+    try:
+        await http.start()
+    except OSError as e:
+        port = settings.state.admin_port
+        raise process.StartError(
+            f"state.admin_port: {port} cannot be used: {e.strerror}; end what uses it or choose another one"
+        ) from e
+
+    log.info("state starts", port=state.port, admin_port=settings.state.admin_port, uid=settings.process.uid)
+    try:
+        await _check(settings, store, waiting_for)
+        code = await process.until_stopped([asyncio.create_task(state.main(), name="state")])
+    finally:
+        await state.stop()
+        await http.stop()
+        await shards.close()
+        await msgs.close()
+        await store.close()
+        await database.close()
+    log.info("stopped", code=code)
+    return code
+
+
+async def _check(settings: Settings, store: ValkeyStore, waiting_for: list[str]) -> None:
+    """Waits until the store and the database answer and fit. Raises SettingsError if they never will."""
+    log = logs.get("main")
+    while waiting_for:
+        try:
+            await store.check()
+            await schema_pg.check(settings.database.uri, settings.database.schema_name, settings.bus.partitions)
+            waiting_for.clear()
+        except Unavailable as e:
+            if waiting_for[0] != str(e):
+                log.warning("a part that is needed is away", error=str(e))
+            waiting_for[0] = str(e)
+            await asyncio.sleep(WAIT_S)
+
+
+if __name__ == "__main__":
+    sys.exit(process.run("plato-state", main))

@@ -1,0 +1,144 @@
+"""Frames that state itself writes: answers, refusals, the reason of a close, the empty hint. All are MsgCmd encodings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from plato.core.codes import Code, text
+from plato.wire.v1.client_pb2 import (
+    ACK,
+    ERROR,
+    HEARTBEAT,
+    KICK,
+    NOTIFY,
+    PULLED,
+    SYNC,
+    SYNCED,
+    UP,
+    ACKMsg,
+    CmdType,
+    ErrorMsg,
+    KickMsg,
+    MsgCmd,
+    PulledMsg,
+    SyncedMsg,
+)
+
+Kind: TypeAlias = "CmdType.ValueType"
+"""A frame's type."""
+
+LAST_PUBLIC_TYPE = 5
+"""Types above are Plato's own and never go to a guest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a Login or ReConn answer tells the client; ms and bytes."""
+
+    heartbeat_ms: int
+    resume_window_ms: int
+    reconnect_delay_ms: int
+    repeat_min_ms: int
+    repeat_max_ms: int
+    max_body_bytes: int
+
+
+def frame(kind: Kind, payload: bytes) -> bytes:
+    """A MsgCmd without run and push_no."""
+    return MsgCmd(Type=kind, Payload=payload).SerializeToString()
+
+
+def type_of(encoded: bytes) -> int:
+    """The CmdType of a MsgCmd that one of our own parts encoded: field 1 stands first, or is absent (0)."""
+    return encoded[1] if len(encoded) > 1 and encoded[0] == 0x08 else 0
+
+
+def ack(kind: Kind, code: Code, conn_id: int, ref: int = 0) -> bytes:
+    """The ACK of a Login, ReConn, Heartbeat, Sync or Pull that says no more than its code."""
+    message = ACKMsg(Code=code, Type=kind, ConnID=conn_id, ref=ref)
+    if code:
+        message.Msg = text(code)
+    return frame(ACK, message.SerializeToString())
+
+
+def login_ack(kind: Kind, conn_id: int, user: str, secret: bytes, told: Told) -> bytes:
+    """Login or ReConn is answered; nothing else happened yet."""
+    message = ACKMsg(
+        Type=kind,
+        ConnID=conn_id,
+        secret=secret,
+        heartbeat_ms=told.heartbeat_ms,
+        resume_window_ms=told.resume_window_ms,
+        reconnect_delay_ms=told.reconnect_delay_ms,
+        repeat_min_ms=told.repeat_min_ms,
+        repeat_max_ms=told.repeat_max_ms,
+        max_body_bytes=told.max_body_bytes,
+        user_id=user,
+    )
+    return frame(ACK, message.SerializeToString())
+
+
+def sync_ack(conn_id: int, ref: int, run: int, push_no: int) -> bytes:
+    """The session is committed; live pushes go on from (run, push_no)."""
+    message = ACKMsg(Type=SYNC, ConnID=conn_id, ref=ref, run=run, push_no=push_no)
+    return frame(ACK, message.SerializeToString())
+
+
+def heartbeat_ack(conn_id: int, heartbeat_ms: int, run: int, push_no: int) -> bytes:
+    """Alive; carries the newest (run, push_no), so that a lost push is noticed."""
+    message = ACKMsg(Type=HEARTBEAT, ConnID=conn_id, heartbeat_ms=heartbeat_ms, run=run, push_no=push_no)
+    return frame(ACK, message.SerializeToString())
+
+
+def up_ack(
+    code: Code, conn_id: int, conversation: str, client_id: int, client_msg_id: bytes, expected: int = 0
+) -> bytes:
+    """The answer to an UP."""
+    message = ACKMsg(
+        Code=code,
+        Type=UP,
+        ConnID=conn_id,
+        ClientID=client_id,
+        conversation_id=conversation,
+        client_msg_id=client_msg_id,
+        expected=expected,
+    )
+    if code:
+        message.Msg = text(code)
+    return frame(ACK, message.SerializeToString())
+
+
+def error(code: Code, kind: Kind, ref: int = 0) -> bytes:
+    """A refusal that belongs to no other frame, or the reason of a close."""
+    return frame(ERROR, ErrorMsg(code=code, msg=text(code), type=kind, ref=ref).SerializeToString())
+
+
+def kick(code: Code) -> bytes:
+    """The session ended for good."""
+    return frame(KICK, KickMsg(code=code, msg=text(code)).SerializeToString())
+
+
+def synced(encoded: bytes) -> bytes:
+    """A page that msg wrote (SyncedMsg)."""
+    return frame(SYNCED, encoded)
+
+
+def synced_refusal(code: Code, ref: int) -> bytes:
+    """No page now."""
+    return frame(SYNCED, SyncedMsg(ref=ref, code=code, msg=text(code)).SerializeToString())
+
+
+def pulled(encoded: bytes) -> bytes:
+    """Rows that msg wrote (PulledMsg)."""
+    return frame(PULLED, encoded)
+
+
+def pulled_refusal(code: Code, ref: int, conversation: str) -> bytes:
+    """No rows now."""
+    message = PulledMsg(ref=ref, code=code, msg=text(code), conversation_id=conversation)
+    return frame(PULLED, message.SerializeToString())
+
+
+EMPTY_NOTIFY = frame(NOTIFY, b"")
+"""A hint to Sync: numbered in a new run, it says nothing else."""

@@ -1,0 +1,77 @@
+"""R5: when a slot may be taken, and what a look at one's own slot means. Time lets an attempt begin; the store decides.
+
+    never owned, wiped, or released                          at once
+    held under my name, and the topology names my process    at once: the supervisor knows that the old one is gone
+    held by another, an order to move stands                 3 s after the order was first seen
+    held by another                                          its fence and proof were seen unchanged for 10 s
+
+A look at a slot that is mine: the same fence stands → mine; none or a smaller one → the store lost it, write all again;
+anything else → a newer owner exists, drop it.
+
+Ticks are the caller's own. Memory: one sighting per slot that is wanted and not held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from plato.ports import Fence, FenceView
+
+
+class Standing(IntEnum):
+    """What a look at one's own slot shows."""
+
+    MINE = 0
+    WIPED = 1
+    LOST = 2
+
+
+def standing(mine: Fence, view: FenceView) -> Standing:
+    """Compares what stands in the store with the fence that this process holds."""
+    stored = view.fence
+    if stored == mine:
+        return Standing.MINE
+    if stored is None or (stored.epoch, stored.start) < (mine.epoch, mine.start):
+        return Standing.WIPED
+    return Standing.LOST
+
+
+@dataclass(slots=True)
+class _Sighting:
+    fence: Fence
+    proof: int | None
+    since: int  # the tick at which exactly this was seen first
+    ordered_since: int | None  # the tick at which an order to move was seen first
+
+
+class Sightings:
+    """What was seen in slots that this process wants. stale, ordered: ticks to wait, as above."""
+
+    def __init__(self, name: str, stale: int, ordered: int) -> None:
+        self._name = name
+        self._stale = stale
+        self._ordered = ordered
+        self._seen: dict[int, _Sighting] = {}
+
+    def may_acquire(self, slot: int, epoch: int, view: FenceView, now: int) -> bool:
+        """True if `slot`, assigned to this process at `epoch`, may be tried now. `view` was looked up now."""
+        fence = view.fence
+        if fence is None or view.released or fence.owner == self._name:
+            self._seen.pop(slot, None)
+            return True
+        ordered = fence.epoch < epoch
+        seen = self._seen.get(slot)
+        same = seen is not None and (seen.fence, seen.proof) == (fence, view.proof)
+        since = seen.since if seen is not None and same else now
+        ordered_since = (seen.ordered_since if seen is not None else None) if ordered else None
+        if ordered and ordered_since is None:
+            ordered_since = now
+        self._seen[slot] = _Sighting(fence, view.proof, since, ordered_since)
+        if now - since >= self._stale:
+            return True
+        return ordered_since is not None and now - ordered_since >= self._ordered
+
+    def forget(self, slot: int) -> None:
+        """The slot was acquired, or is wanted no more."""
+        self._seen.pop(slot, None)

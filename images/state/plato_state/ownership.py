@@ -1,0 +1,295 @@
+"""Which slots are ours: fences taken, proven, looked at, and given back (R5).
+
+    topology ─▸ assigned slots ─▸ look ─▸ may we? (fences) ─▸ acquire ─▸ recovery.load ─▸ served
+    each second: prove ─▸ proven: serve · unproven for fence_stop_ms of own ticks: answer nothing, close the streams
+                 look at a part of the slots ─▸ mine · wiped: write all again · lost: drop
+
+The topology's record of this shard must carry this process's uid before anything is taken; another uid later means that
+a newer process has our name: this one ends. Memory: one sighting per slot that is wanted and not held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from typing import Final
+
+from plato.core.errors import Fenced, Unavailable
+from plato.ports import Fence, SessionStore, TopologySource
+from plato.runtime import logs
+from plato.topology.record import Topology
+
+from plato_state import metrics
+from plato_state.core.fences import Sightings, Standing, standing
+from plato_state.recovery import Recovery
+from plato_state.shard import TICK_MS, Background, Shard, ticks
+from plato_state.uplink import unix_ms
+
+PROVE_S: Final = 1.0
+RETRY_S: Final = 0.2
+LOOK_PART: Final = 32
+"""Slots that are looked at each second; 512 slots are seen within 16 s."""
+
+
+class Deposed(Exception):
+    """The topology names another process for this shard: a newer one has our name."""
+
+
+class Ownership:
+    """Holds the slots of one shard. `main()` is the loops that belong to it; `not_ready` says why it does not serve."""
+
+    def __init__(
+        self, shard: Shard, uid: str, recovery: Recovery, store: SessionStore, topology: TopologySource
+    ) -> None:
+        self._shard = shard
+        self._uid = uid
+        self._recovery = recovery
+        self._store = store
+        self._topology = topology
+        self._token = secrets.token_hex(16)
+        self._log = logs.get("ownership")
+        self._sightings = Sightings(
+            shard.name, ticks(shard.settings.fence_stale_ms), ticks(shard.settings.fence_stop_ms)
+        )
+        self._stop_ticks = ticks(shard.settings.fence_stop_ms)
+        self._proven: int | None = None
+        self._background = Background(metrics.ERRORS.inc)
+        self._suspects: set[int] = set()
+        self._turn = 0
+        self._named = False
+        self._look_now = asyncio.Event()
+        self._why = "no topology was read yet"
+        self.started = asyncio.Event()
+        """Set once every slot that could be taken at the start is loaded."""
+
+    @property
+    def token(self) -> str:
+        """This process's own mark in its fences."""
+        return self._token
+
+    def not_ready(self) -> str:
+        """Why this shard does not serve now; "" when it does."""
+        if self._why:
+            return self._why
+        shard = self._shard
+        if not shard.serving:
+            return "the fences are not proven: the store does not answer"
+        missing = [s for s in shard.assigned if s not in shard.slots or not shard.slots[s].loaded]
+        if missing:
+            return f"{len(missing)} of {len(shard.assigned)} slots are not loaded yet"
+        return ""
+
+    def suspect(self, slot: int) -> None:
+        """A write of this slot was refused: look at it now."""
+        self._suspects.add(slot)
+        self._look_now.set()
+
+    def tick(self) -> None:
+        """Refuses oneself when the fences are unproven for too long, counted in own ticks."""
+        shard = self._shard
+        if self._proven is None:
+            return
+        lag = shard.now - self._proven
+        metrics.PROOF_LAG.set(lag * TICK_MS / 1000)
+        if shard.serving and lag >= self._stop_ticks:
+            self._log.error("the fences are unproven: this shard answers nothing until they are", lag_ms=lag * TICK_MS)
+            shard.silence("the shard's fences are unproven")
+
+    async def main(self) -> None:
+        """Follows the topology, proves, looks; until cancelled. Raises Deposed."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._hold(), name="slots")
+            group.create_task(self._prove(), name="prove")
+            group.create_task(self._follow(), name="topology")
+
+    async def release(self) -> None:
+        """Gives every slot back, so that a successor need not wait. For the end of the process."""
+        shard = self._shard
+        shard.silence("the shard is closing")
+        fences = {s.number: s.fence for s in shard.slots.values()}
+        try:
+            async with asyncio.timeout(2.0):
+                await self._store.release(fences)
+        except (Unavailable, TimeoutError) as e:
+            self._log.info("the slots could not be released", error=str(e))
+
+    # ── proofs ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _prove(self) -> None:
+        while True:
+            try:
+                known = await self._store.prove(self._shard.name, self._token)
+            except Unavailable as e:
+                self._log.debug("the fences could not be proven", error=str(e))
+                await asyncio.sleep(RETRY_S)
+                continue
+            first, self._proven = self._proven is None, self._shard.now
+            if not first and not known:
+                self._log.error("the store lost our proofs: it was wiped; everything is written again")
+                self._suspects.update(self._shard.slots)
+                self._look_now.set()
+            elif first or (self.started.is_set() and not self._shard.serving):
+                self._look_now.set()
+            await asyncio.sleep(PROVE_S)
+
+    # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _follow(self) -> None:
+        epoch = -1
+        while True:
+            topology = await self._topology.changed(epoch)
+            epoch = topology.epoch
+            self._look_now.set()
+
+    async def _hold(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PROVE_S):
+                    await self._look_now.wait()
+            except TimeoutError:
+                pass
+            self._look_now.clear()
+            try:
+                await self._round()
+            except Unavailable as e:
+                self._log.warning("slots could not be looked at", error=str(e))
+                await asyncio.sleep(RETRY_S)
+                self._look_now.set()
+
+    async def _round(self) -> None:
+        """One look at the topology and the store. Raises Unavailable, Deposed."""
+        shard = self._shard
+        topology = self._read()
+        if topology is None or self._proven is None:
+            return
+        self._assign(topology)
+        await self._take()
+        if not self.started.is_set() and not self._why:
+            self.started.set()
+            shard.serving = True
+            self._log.info("serving", slots=len(shard.slots), wanted=len(shard.assigned))
+            return
+        was_silent = not shard.serving
+        await self._check(set(shard.slots) if was_silent else self._part())
+        if was_silent and shard.now - self._proven < self._stop_ticks:
+            shard.serving = True
+            self._log.info("serving again: the fences are proven")
+
+    def _read(self) -> Topology | None:
+        try:
+            topology = self._topology.current()
+        except Unavailable:
+            self._why = "no topology was read yet"
+            return None
+        record = topology.shards.get(self._shard.name)
+        if record is None or record.uid != self._uid:
+            if self._named and record is not None:
+                raise Deposed(f"the topology names another process for {self._shard.name}")
+            self._why = f"the topology names no shard {self._shard.name!r} with uid {self._uid!r}"
+            return None
+        self._named = True
+        self._why = ""
+        return topology
+
+    def _assign(self, topology: Topology) -> None:
+        """Takes the topology's word: slots that it gave to others are released and dropped."""
+        shard = self._shard
+        if topology.epoch == shard.topology_epoch:
+            return
+        shard.topology_epoch = topology.epoch
+        shard.assigned = topology.slots_of(shard.name)
+        moved = {n: s.fence for n, s in shard.slots.items() if shard.assigned.get(n) != s.fence.epoch}
+        if moved:
+            self._log.info("slots moved away", slots=len(moved), epoch=topology.epoch)
+            self._lose(moved)
+            for link in shard.links.values():
+                link.not_owner(topology.epoch)
+            self._background.start(self._release(moved))
+
+    async def _release(self, fences: Mapping[int, Fence]) -> None:
+        try:
+            await self._store.release(fences)
+        except Unavailable as e:
+            self._log.info("slots could not be released; their new owner waits", error=str(e))
+
+    async def _take(self) -> None:
+        """Acquires and loads what is assigned, not held, and free to take."""
+        shard = self._shard
+        wanted = [s for s in shard.assigned if s not in shard.slots]
+        if not wanted:
+            return
+        views = await self._store.look(wanted)
+        now = shard.now
+        free = {
+            slot: view.fence
+            for slot, view in zip(wanted, views, strict=True)
+            if self._sightings.may_acquire(slot, shard.assigned[slot], view, now)
+        }
+        if not free:
+            return
+        start = unix_ms()
+        fences = {slot: Fence(shard.assigned[slot], start, self._token, shard.name) for slot in free}
+        acquired = await self._store.acquire(fences, free)
+        for slot in acquired:
+            self._sightings.forget(slot)
+        self._log.info("slots acquired", slots=len(acquired), wanted=len(wanted))
+        if acquired:
+            await self._recovery.load(acquired)
+
+    def _part(self) -> set[int]:
+        """The slots to look at in this round: a rotating part, and those under suspicion."""
+        held = sorted(self._shard.slots)
+        if not held:
+            return set()
+        begin = self._turn % len(held)
+        self._turn = begin + LOOK_PART
+        part = {*held[begin : begin + LOOK_PART], *self._suspects}
+        return part & set(held)
+
+    async def _check(self, numbers: set[int]) -> None:
+        """Looks at slots that are held. Raises Unavailable."""
+        shard = self._shard
+        slots = [shard.slots[n] for n in sorted(numbers | (self._suspects & set(shard.slots)))]
+        if not slots:
+            self._suspects.clear()
+            return
+        views = await self._store.look([s.number for s in slots])
+        wiped: dict[int, Fence | None] = {}
+        lost: list[int] = []
+        for slot, view in zip(slots, views, strict=True):
+            if shard.slots.get(slot.number) is not slot:
+                continue
+            match standing(slot.fence, view):
+                case Standing.WIPED:
+                    wiped[slot.number] = view.fence
+                case Standing.LOST:
+                    lost.append(slot.number)
+        if lost:
+            self._log.error("slots have a newer owner", slots=len(lost))
+            self._lose(lost)
+        if wiped:
+            await self._write_again(wiped)
+        self._suspects.difference_update(s.number for s in slots)
+
+    async def _write_again(self, seen: Mapping[int, Fence | None]) -> None:
+        shard = self._shard
+        now_ms = unix_ms()
+        fences = {
+            n: Fence(shard.slots[n].fence.epoch, max(now_ms, shard.slots[n].fence.start + 1), self._token, shard.name)
+            for n in seen
+        }
+        acquired = await self._store.acquire(fences, seen)
+        raced = [n for n in seen if n not in acquired]
+        if raced:
+            self._suspects.update(raced)  # somebody wrote meanwhile: the next look says who
+            self._look_now.set()
+        try:
+            await self._recovery.rewrite({n: f for n, f in acquired.items() if n in shard.slots})
+        except Fenced:
+            self._suspects.update(acquired)
+            self._look_now.set()
+
+    def _lose(self, numbers: Mapping[int, Fence] | list[int]) -> None:
+        self._shard.lose(numbers)
+        self._suspects.difference_update(numbers)

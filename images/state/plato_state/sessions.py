@@ -1,0 +1,384 @@
+"""What the connection machine asks for is done here: route reads in batches, commits, ends, questions to msg.
+
+    uplink, timers, ownership ─▸ run(connection, actions) ─▸ downlink (frames)
+                                          │
+                 reads ◂── one pipeline per round, the next one gathers meanwhile
+                 resumes, commits, ends, Sync and Pull ◂── tasks, bounded in number
+
+A connection that was forgotten meanwhile gets nothing: every result looks it up again. Memory: an entry per connection
+in each queue at most, save `MAX_REQUESTS` questions to msg.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from plato.core.codes import Code
+from plato.core.errors import Fenced, Unavailable
+from plato.core.ids import slot_of
+from plato.ports import MsgClient, Route, Session, SessionStore, ShardClient, TopologySource
+from plato.router import Router
+from plato.runtime import logs
+from plato.wire.v1.client_pb2 import PULL, SYNC
+
+from plato_state import metrics
+from plato_state.core import answers, session
+from plato_state.core.answers import Kind
+from plato_state.core.session import Action, Connection, Phase
+from plato_state.downlink import Downlink
+from plato_state.shard import TICK_MS, Background, Shard, ticks
+
+READS_PER_ROUND: Final = 500
+RESUMES_PER_ROUND: Final = 128
+ENDS_PER_ROUND: Final = 256
+STORE_TASKS: Final = 64
+MSG_TASKS: Final = 128
+RETRY_S: Final = 0.5
+
+
+class Sessions:
+    """Runs actions. `main()` is the loops that belong to it."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        downlink: Downlink,
+        store: SessionStore,
+        router: Router,
+        shards: ShardClient,
+        msg: MsgClient,
+        topology: TopologySource,
+    ) -> None:
+        self._shard = shard
+        self._downlink = downlink
+        self._store = store
+        self._router = router
+        self._shards = shards
+        self._msg = msg
+        self._topology = topology
+        self._log = logs.get("sessions")
+        self._background = Background(metrics.ERRORS.inc)
+        self._reads: deque[tuple[Connection, session.AskRoute | None]] = deque()
+        self._resumes: deque[tuple[Connection, session.AskSession]] = deque()
+        self._ends: deque[tuple[Connection | None, session.End | session.Remove]] = deque()
+        self._work = {name: asyncio.Event() for name in ("reads", "resumes", "ends")}
+        self._store_room = asyncio.Semaphore(STORE_TASKS)
+        self._msg_room = asyncio.Semaphore(MSG_TASKS)
+        self._removing: dict[int, asyncio.Event] = {}
+        self._pending: deque[tuple[int, Connection, Kind, int]] = deque()
+        self._pending_ticks = ticks(shard.settings.pending_ms)
+        self.replay: Callable[[Connection, Iterable[bytes]], None] = lambda _, __: None
+        """Handles frames that waited for a guest's commit; set by uplink."""
+        self.suspect: Callable[[int], None] = lambda _: None
+        """Has ownership look at a slot whose fence was refused; set by ownership."""
+
+    def run(self, connection: Connection, actions: Iterable[Action]) -> None:
+        """Does what the machine asks for, in order."""
+        conn_id = connection.conn_id
+        shard, downlink = self._shard, self._downlink
+        for action in actions:
+            match action:
+                case session.Send():
+                    downlink.send(conn_id, action.frame)
+                case session.Arm():
+                    shard.arm(conn_id, action.after_ms)
+                case session.CheckRoute():
+                    self._reads.append((connection, None))
+                    self._work["reads"].set()
+                case session.Close():
+                    downlink.close(conn_id, action.frame)
+                case session.Forget():
+                    shard.forget(connection)
+                case session.Await():
+                    self._pending.append((shard.now + self._pending_ticks, connection, action.kind, action.ref))
+                case session.AskRoute():
+                    self._reads.append((connection, action))
+                    self._work["reads"].set()
+                case session.AskSession():
+                    self._resumes.append((connection, action))
+                    self._work["resumes"].set()
+                case session.Commit():
+                    self._background.start(self._commit(connection, action))
+                case session.AskSync():
+                    self._background.start(self._ask_sync(connection, action))
+                case session.AskPull():
+                    self._background.start(self._ask_pull(connection, action))
+                case session.TellReplaced():
+                    self.tell_replaced(action.conn_id, conn_id, Code.REPLACED)
+                case session.End():
+                    shard.life.cancel(conn_id)
+                    shard.repeats.cancel(conn_id)
+                    self._ends.append((connection, action))
+                    self._work["ends"].set()
+                case session.Remove():
+                    self._ends.append((None, action))
+                    self._work["ends"].set()
+                case session.RestoreRoute():
+                    self._background.start(self._restore(connection, action))
+                case session.Replay():
+                    self.replay(connection, action.frames)
+
+    def pend(self) -> None:
+        """One tick: what waits for its answer too long is told so (R3)."""
+        now = self._shard.now
+        while self._pending and self._pending[0][0] <= now:
+            _, connection, kind, ref = self._pending.popleft()
+            if connection.awaits(kind, ref):
+                self._tell_pending(connection, kind, ref)
+
+    def replaced(self, conn_id: int, by_conn_id: int, code: Code) -> None:
+        """A newer session of the device of `conn_id`, a connection of ours, committed."""
+        connection = self._shard.connections.get(conn_id)
+        if connection is not None:
+            self._log.info("replaced", conn_id=conn_id, by_conn_id=by_conn_id)
+            self.run(connection, connection.replaced(code))
+
+    def tell_replaced(self, conn_id: int, by_conn_id: int, code: Code) -> None:
+        """Tells the owner of `conn_id` that `by_conn_id` took its place. A hint: its heartbeats find it too."""
+        slot = slot_of(conn_id)
+        if slot in self._shard.slots:
+            self.replaced(conn_id, by_conn_id, code)
+            return
+        try:
+            owner = self._topology.current().owner(slot).shard
+        except Unavailable:
+            return
+        if owner != self._shard.name:
+            self._background.start(self._tell_shard(owner, conn_id, by_conn_id, code))
+
+    async def main(self) -> None:
+        """Reads routes, finds resumed sessions, ends sessions; until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read_routes(), name="routes")
+                group.create_task(self._find_sessions(), name="resumes")
+                group.create_task(self._end_sessions(), name="ends")
+        finally:
+            await self._background.stop()
+
+    # ── reads ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _read_routes(self) -> None:
+        while True:
+            await self._work["reads"].wait()
+            self._work["reads"].clear()
+            while self._reads:
+                batch = [self._reads.popleft() for _ in range(min(READS_PER_ROUND, len(self._reads)))]
+                await self._read_batch(batch)
+
+    async def _read_batch(self, batch: list[tuple[Connection, session.AskRoute | None]]) -> None:
+        wanted: list[tuple[Connection, session.AskRoute | None, str, int]] = []
+        for connection, ask in batch:
+            if ask is not None:
+                wanted.append((connection, ask, ask.user, ask.device_id))
+            elif connection.session is not None:  # a heartbeat's check
+                wanted.append((connection, None, connection.session.user, connection.session.device_id))
+        if not wanted:
+            return
+        try:
+            routes = await self._router.read_many([user for _, _, user, _ in wanted])
+        except Unavailable as e:
+            self._log.debug("routes could not be read", error=str(e))
+            for connection, ask, _, _ in wanted:
+                if ask is not None and self._knows(connection):
+                    self.run(connection, connection.unavailable(ask.serial))
+            return
+        for (connection, ask, _, device_id), devices in zip(wanted, routes, strict=True):
+            if not self._knows(connection):
+                continue
+            route = devices.get(device_id)
+            if ask is not None:
+                self.run(connection, connection.route_read(ask.serial, route))
+            else:
+                self.run(connection, connection.route_checked(route))
+
+    async def _find_sessions(self) -> None:
+        while True:
+            await self._work["resumes"].wait()
+            self._work["resumes"].clear()
+            while self._resumes:
+                batch = [self._resumes.popleft() for _ in range(min(RESUMES_PER_ROUND, len(self._resumes)))]
+                await self._find_batch(batch)
+
+    async def _find_batch(self, batch: list[tuple[Connection, session.AskSession]]) -> None:
+        try:
+            olds = await self._get_all([ask.conn_id for _, ask in batch])
+            users = [old.user if old is not None else "" for old in olds]
+            devices = await self._router.read_many([user for user in users if user])
+            by_user = iter(devices)
+            routes: list[Route | None] = []
+            for old in olds:
+                routes.append(next(by_user).get(old.device_id) if old is not None else None)
+            currents = await self._get_all([route.conn_id if route is not None else 0 for route in routes])
+        except Unavailable as e:
+            self._log.debug("sessions could not be found", error=str(e))
+            for connection, ask in batch:
+                if self._knows(connection):
+                    self.run(connection, connection.unavailable(ask.serial))
+            return
+        for (connection, ask), old, route, current in zip(batch, olds, routes, currents, strict=True):
+            if self._knows(connection):
+                self.run(connection, connection.session_found(ask.serial, old, route, current))
+
+    async def _get_all(self, conn_ids: list[int]) -> list[Session | None]:
+        async def get(conn_id: int) -> Session | None:
+            return await self._store.get(conn_id) if conn_id else None
+
+        found = await asyncio.gather(*(get(c) for c in conn_ids), return_exceptions=True)
+        out: list[Session | None] = []
+        for item in found:
+            if isinstance(item, BaseException):
+                raise item
+            out.append(item)
+        return out
+
+    # ── commit and end ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def _commit(self, connection: Connection, action: session.Commit) -> None:
+        mine = action.session
+        slot = self._shard.slots.get(slot_of(mine.conn_id))
+        done: bool | None = None
+        if slot is not None and slot.loaded:
+            removal = self._removing.get(mine.conn_id)
+            if removal is not None:
+                await removal.wait()
+            async with self._store_room:
+                try:
+                    # The session first: a route never names a session that nobody could load.
+                    await self._store.put(slot.number, slot.fence, [mine])
+                    route = await self._router.commit(mine.user, mine.device_id, action.seen, mine.conn_id)
+                    done = route is not None
+                    if not done:
+                        await self._store.remove(slot.number, slot.fence, [mine.conn_id])
+                except Fenced:
+                    self.suspect(slot.number)
+                except Unavailable as e:
+                    self._log.debug("a commit is unknown", conn_id=mine.conn_id, error=str(e))
+        metrics.LOGINS.labels({True: "done", False: "try_again", None: "unknown"}[done]).inc()
+        if not self._knows(connection) or slot is None:
+            return
+        if done:
+            self._log.info("committed", conn_id=mine.conn_id, user=mine.user, gen=mine.gen, guest=mine.guest)
+        self.run(connection, connection.committed(done, slot.run))
+
+    async def _end_sessions(self) -> None:
+        while True:
+            await self._work["ends"].wait()
+            self._work["ends"].clear()
+            while self._ends:
+                batch = [self._ends.popleft() for _ in range(min(ENDS_PER_ROUND, len(self._ends)))]
+                if not await self._end_batch(batch):
+                    await asyncio.sleep(RETRY_S)
+
+    async def _end_batch(self, batch: list[tuple[Connection | None, session.End | session.Remove]]) -> bool:
+        """Ends what it can; puts the rest back. False: the store is away."""
+        by_slot: dict[int, list[tuple[Connection | None, session.End | session.Remove]]] = {}
+        finished = asyncio.Event()
+        for connection, action in batch:
+            conn_id = action.session.conn_id
+            known = self._shard.connections.get(conn_id)
+            if connection is None and known is not None and known.session is not None:
+                continue  # a removal that was overtaken: this connection committed again
+            self._removing[conn_id] = finished  # from here on a commit of it waits
+            by_slot.setdefault(slot_of(conn_id), []).append((connection, action))
+        try:
+            results = await asyncio.gather(*(self._end_slot(s, items) for s, items in by_slot.items()))
+        finally:
+            finished.set()
+            for _, action in batch:
+                self._removing.pop(action.session.conn_id, None)
+        return all(results)
+
+    async def _end_slot(self, number: int, items: list[tuple[Connection | None, session.End | session.Remove]]) -> bool:
+        slot = self._shard.slots.get(number)
+        if slot is None:
+            return True  # lost: its new owner ends them
+        conn_ids = [action.session.conn_id for _, action in items]
+        async with self._store_room:
+            try:
+                for _, action in items:
+                    if isinstance(action, session.End):
+                        ended = action.session
+                        # The route first: after a crash between the two it names nothing that is not there.
+                        await self._router.end(ended.user, ended.device_id, Route(ended.conn_id, ended.gen))
+                await self._store.remove(number, slot.fence, conn_ids)
+            except Fenced:
+                self.suspect(number)
+                self._ends.extend(items)
+                return False
+            except Unavailable as e:
+                self._log.debug("sessions could not be ended", error=str(e))
+                self._ends.extend(items)
+                return False
+        for connection, action in items:
+            metrics.ENDED.labels("ended" if connection is not None else "removed").inc()
+            if connection is not None:
+                self._log.info("session ended", conn_id=action.session.conn_id, user=action.session.user)
+                self._shard.forget(connection)
+        return True
+
+    async def _restore(self, connection: Connection, action: session.RestoreRoute) -> None:
+        mine = action.session
+        slot = self._shard.slots.get(slot_of(mine.conn_id))
+        if slot is None or not slot.loaded or not self._knows(connection) or connection.phase is not Phase.LIVE:
+            return
+        try:
+            async with self._store_room:
+                stands = await self._router.restore(
+                    mine.user, mine.device_id, Route(mine.conn_id, mine.gen), action.seen
+                )
+        except Unavailable:
+            return  # the next heartbeat finds it
+        self._log.warning("a route was missing and was written again", conn_id=mine.conn_id, stands=stands)
+
+    async def _tell_shard(self, owner: str, conn_id: int, by_conn_id: int, code: Code) -> None:
+        try:
+            await self._shards.replaced(owner, conn_id, by_conn_id, code)
+        except Unavailable as e:
+            self._log.debug("replaced could not be told", shard=owner, conn_id=conn_id, error=str(e))
+
+    # ── questions to msg ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def _ask_sync(self, connection: Connection, ask: session.AskSync) -> None:
+        user = connection.session.user if connection.session is not None else ""
+        late = self._late(connection, SYNC, ask.ref)
+        try:
+            async with self._msg_room:
+                frame = answers.synced(await self._msg.sync(user, ask.request))
+        except Unavailable:
+            frame = answers.synced_refusal(Code.UNAVAILABLE, ask.ref)
+        finally:
+            late.cancel()
+            connection.request_done()
+        self._answer(connection, frame)
+
+    async def _ask_pull(self, connection: Connection, ask: session.AskPull) -> None:
+        user = connection.session.user if connection.session is not None else ""
+        late = self._late(connection, PULL, ask.ref)
+        try:
+            async with self._msg_room:
+                frame = answers.pulled(await self._msg.pull(user, ask.request))
+        except Unavailable:
+            frame = answers.pulled_refusal(Code.UNAVAILABLE, ask.ref, ask.conversation)
+        finally:
+            late.cancel()
+            connection.request_done()
+        self._answer(connection, frame)
+
+    def _late(self, connection: Connection, kind: Kind, ref: int) -> asyncio.TimerHandle:
+        delay_s = self._pending_ticks * TICK_MS / 1000
+        return asyncio.get_running_loop().call_later(delay_s, self._tell_pending, connection, kind, ref)
+
+    def _tell_pending(self, connection: Connection, kind: Kind, ref: int) -> None:
+        if self._knows(connection):
+            self._downlink.send(connection.conn_id, answers.ack(kind, Code.PENDING, connection.conn_id, ref))
+
+    def _answer(self, connection: Connection, frame: bytes) -> None:
+        if self._knows(connection) and connection.phase is Phase.LIVE:
+            self._downlink.send(connection.conn_id, frame)
+
+    def _knows(self, connection: Connection) -> bool:
+        return self._shard.connections.get(connection.conn_id) is connection

@@ -1,0 +1,470 @@
+"""Hop 2: what workers say and clients send, in batches of columns; uplinks on to the bus, their ACKs back.
+
+    LinkBatch ─▸ events of each worker, in order ─▸ frames, decoded in two steps (MsgCmd, then its payload)
+        OPENED, CLOSED, NAMED … ─▸ the connection machine            UP ─▸ checks ─▸ order (R1) ─▸ batcher (R8)
+        Login, Sync, … ─▸ the connection machine                                bus.append ─▸ ACKs, one batch per gateway
+
+One pass over a batch, no task per frame; a broken frame costs its sender its socket and nobody else anything. Memory:
+the batches in hand (≤ 2 untaken per stream) and what `batcher` bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from plato.core.codes import Code
+from plato.core.conversations import is_conversation_id, partition_of
+from plato.core.errors import PeerError, Unavailable
+from plato.core.frames import split
+from plato.core.ids import slot_of
+from plato.ports import BusProducer, TokenVerifier
+from plato.runtime import logs
+from plato.wire.v1.bus_pb2 import Record
+from plato.wire.v1.client_pb2 import (
+    ACK,
+    HEARTBEAT,
+    LOGIN,
+    LOGOUT,
+    PULL,
+    RECONN,
+    SYNC,
+    UP,
+    ACKMsg,
+    CmdType,
+    HeartbeatMsg,
+    LoginMsg,
+    MsgCmd,
+    PullMsg,
+    ReConnMsg,
+    SyncMsg,
+    UPMsg,
+)
+from plato.wire.v1.state_pb2 import LinkBatch, WorkerEvents
+
+from plato_state import metrics
+from plato_state.core import answers, checks
+from plato_state.core.answers import Kind
+from plato_state.core.attaches import Announced, Attach, Attaches, slots_of_bitmap
+from plato_state.core.session import Connection, Phase
+from plato_state.core.uplinks import Append, Busy, Expected, Joined, Stage, Ticket, Uplinks
+from plato_state.downlink import Downlink
+from plato_state.sessions import Sessions
+from plato_state.shard import Shard, ticks
+from plato_state.stream import LinkStream, u32_column, u64_column
+
+OPENED: Final = 1
+DATA: Final = 2
+CLOSED: Final = 3
+BEGIN: Final = 4
+NAMED: Final = 5
+END: Final = 6
+
+APPEND_BACKOFF_MIN_S: Final = 0.05
+APPEND_BACKOFF_MAX_S: Final = 1.0
+SECRET_BYTES: Final = 16
+
+
+def unix_ms() -> int:
+    """The clock, for display only."""
+    return time.time_ns() // 1_000_000
+
+
+class Uplink:
+    """Handles LinkBatches. `main()` is the loop that appends."""
+
+    def __init__(
+        self, shard: Shard, downlink: Downlink, sessions: Sessions, bus: BusProducer, tokens: TokenVerifier
+    ) -> None:
+        self._shard = shard
+        self._downlink = downlink
+        self._sessions = sessions
+        self._bus = bus
+        self._tokens = tokens
+        self._log = logs.get("uplink")
+        self._something = asyncio.Event()
+        self._pending: deque[tuple[int, Ticket]] = deque()
+        self._pending_ticks = ticks(shard.settings.pending_ms)
+        self._codes = {code: metrics.UPLINKS.labels(code.name.lower()) for code in Code}
+        self._types = {kind: metrics.FRAMES.labels(CmdType.Name(kind).lower()) for kind in CmdType.values()}
+        self._handlers: dict[int, Callable[[Connection, bytes], None]] = {
+            LOGIN: self._login,
+            HEARTBEAT: self._heartbeat,
+            RECONN: self._reconn,
+            ACK: self._ack,
+            UP: self._up,
+            SYNC: self._sync,
+            PULL: self._pull,
+            LOGOUT: self._logout,
+        }
+        sessions.replay = self.frames
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, link: LinkStream, batch: LinkBatch) -> None:
+        """One LinkBatch, whole. Nothing in it can hurt more than the connection that it speaks of."""
+        link.taken(batch.taken)
+        for events in batch.events:
+            self._events(link, events)
+        if batch.batch_no:
+            link.handled_batch(batch.batch_no)
+
+    def _events(self, link: LinkStream, events: WorkerEvents) -> None:
+        kinds = events.kinds
+        begins = bool(kinds) and kinds[0] == BEGIN
+        attach = self._shard.attaches.accept(link.worker_id, events.worker, events.boot, events.attach, begins)
+        if attach is None:
+            metrics.DROPPED.labels("older_attach").inc(len(kinds))
+            return
+        try:
+            conn_ids, lengths = u64_column(events.conn_ids), u32_column(events.lengths)
+        except ValueError:
+            metrics.ERRORS.inc()
+            return
+        data, at = events.data, 0
+        for kind, conn_id, length in zip(kinds, conn_ids, lengths, strict=False):
+            chunk = data[at : at + length]
+            at += length
+            try:
+                self._event(link, attach, kind, conn_id, chunk)
+            except Exception:
+                # A fault of ours while one connection's event was handled must stay with that connection.
+                metrics.ERRORS.inc()
+                self._log.exception("an event could not be handled", conn_id=conn_id, kind=kind)
+
+    def _event(self, link: LinkStream, attach: Attach, kind: int, conn_id: int, chunk: bytes) -> None:
+        if kind == BEGIN:
+            Attaches.begin(attach, slots_of_bitmap(chunk))
+            return
+        if kind == END:
+            self._end(link, attach)
+            return
+        number = slot_of(conn_id)
+        slot = self._shard.slots.get(number)
+        if slot is None and number not in self._shard.assigned:
+            link.not_owner(self._shard.topology_epoch)
+            metrics.DROPPED.labels("not_owner").inc()
+            return
+        loaded = slot is not None and slot.loaded
+        if kind == DATA:
+            if loaded:
+                self._data(attach, conn_id, chunk)
+            else:
+                self._not_ready(link, conn_id, chunk)
+        elif kind in (OPENED, NAMED):
+            Attaches.lives(attach, conn_id, loaded)
+            if loaded and kind == OPENED:
+                self._opened(attach, conn_id)
+        elif kind == CLOSED:
+            Attaches.closed(attach, conn_id)
+            if loaded:
+                connection = self._shard.connections.get(conn_id)
+                if connection is not None:
+                    self._sessions.run(connection, connection.closed())
+
+    def _opened(self, attach: Attach, conn_id: int) -> None:
+        if conn_id in self._shard.connections:
+            return
+        self._new(attach.boot, attach.worker, conn_id)
+
+    def _new(self, boot: int, worker: int, conn_id: int) -> Connection:
+        connection = Connection(conn_id, self._shard.rules)
+        connection.boot, connection.worker = boot, worker
+        self._shard.connections[conn_id] = connection
+        self._sessions.run(connection, connection.opened())
+        return connection
+
+    def _end(self, link: LinkStream, attach: Attach) -> None:
+        slots = self._shard.slots
+        announced = Attaches.end(attach, lambda s: s in slots and slots[s].loaded)
+        if announced is None:
+            return
+        link.announced.add(attach.worker)
+        self.announced(announced)
+
+    def announced(self, said: Announced) -> None:
+        """A worker said completely what lives in some loaded slots (R6)."""
+        shard, sessions = self._shard, self._sessions
+        gone = [
+            c
+            for conn_id, c in shard.connections.items()
+            if c.boot == said.boot
+            and c.worker == said.worker
+            and conn_id & 0x3FF in said.slots
+            and conn_id not in said.named
+        ]
+        for connection in gone:
+            sessions.run(connection, connection.closed())
+        for conn_id in said.named:
+            known = shard.connections.get(conn_id)
+            if known is None:
+                self._new(said.boot, said.worker, conn_id).named_only = True
+            else:
+                known.boot, known.worker = said.boot, said.worker
+                sessions.run(known, known.named())
+                self._downlink.named(known)
+        self._log.info(
+            "a worker announced itself",
+            worker_id=said.worker_id,
+            worker=said.worker,
+            named=len(said.named),
+            gone=len(gone),
+            slots=len(said.slots),
+        )
+
+    # ── frames ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _data(self, attach: Attach, conn_id: int, chunk: bytes) -> None:
+        connection = self._shard.connections.get(conn_id)
+        if connection is None:
+            connection = Connection(conn_id, self._shard.rules)  # in no table: only a Login or ReConn makes it known
+        elif connection.phase is Phase.LIVE:
+            self._shard.heard(conn_id)
+        connection.boot, connection.worker = attach.boot, attach.worker
+        try:
+            self.frames(connection, split(chunk))
+        except PeerError:
+            self._sessions.run(connection, connection.malformed(LOGIN))
+
+    def frames(self, connection: Connection, payloads: Iterable[bytes]) -> None:
+        """Handles frames of one connection, in order, until one of them ends its socket."""
+        for payload in payloads:
+            try:
+                command = MsgCmd.FromString(payload)
+            except DecodeError:
+                self._sessions.run(connection, connection.malformed(LOGIN))
+                return
+            kind = command.Type
+            handler = self._handlers.get(kind)
+            if handler is None:
+                metrics.FRAMES.labels("unknown").inc()
+                continue  # unknown types do no harm
+            self._types[kind].inc()
+            if connection.phase is not Phase.LIVE and self._before_live(connection, kind, payload):
+                continue
+            try:
+                handler(connection, command.Payload)
+            except DecodeError:
+                self._sessions.run(connection, connection.malformed(kind))
+                return
+            if not connection.socket:
+                return
+
+    def _before_live(self, connection: Connection, kind: Kind, payload: bytes) -> bool:
+        """True if the frame was dealt with: its connection is unknown, or a guest's that waits for its commit."""
+        if kind in (LOGIN, RECONN):
+            if connection.phase is Phase.NEW and connection.conn_id not in self._shard.connections:
+                # Its OPENED was lost with a stream; what it says is as good.
+                self._shard.connections[connection.conn_id] = connection
+                self._sessions.run(connection, connection.opened())
+            return False
+        if connection.phase is Phase.NEW and connection.conn_id not in self._shard.connections:
+            self._downlink.send(connection.conn_id, answers.error(Code.LOGIN_FIRST, kind))
+            return True
+        waiting = connection.guest_frame(payload, kind)
+        if waiting is None:
+            return False
+        self._sessions.run(connection, waiting)
+        return True
+
+    def _not_ready(self, link: LinkStream, conn_id: int, chunk: bytes) -> None:
+        """The slot is ours and still loads: each frame is answered, so that its client repeats it."""
+        try:
+            for payload in split(chunk):
+                kind = MsgCmd.FromString(payload).Type
+                if kind != ACK and not link.add(conn_id, answers.error(Code.NOT_READY, kind)):
+                    metrics.DROPPED.labels("answer").inc()
+        except (DecodeError, PeerError):
+            metrics.DROPPED.labels("malformed").inc()
+
+    def _login(self, connection: Connection, payload: bytes) -> None:
+        login = LoginMsg.FromString(payload)
+        who: str | Code | None = checks.login_refusal(login)
+        if who is not None:
+            self._sessions.run(connection, connection.malformed(LOGIN))
+            return
+        who = ""
+        if login.token:
+            try:
+                who = self._tokens.verify(login.token)
+            except PeerError as e:
+                who = e.code
+        actions = connection.login(
+            who,
+            login.Head.DeviceID,
+            secrets.token_bytes(SECRET_BYTES),
+            checks.label(login.platform),
+            checks.label(login.network),
+        )
+        self._sessions.run(connection, actions)
+
+    def _reconn(self, connection: Connection, payload: bytes) -> None:
+        message = ReConnMsg.FromString(payload)
+        self._sessions.run(connection, connection.reconn(message.Head.ConnID, message.secret))
+
+    def _heartbeat(self, connection: Connection, payload: bytes) -> None:
+        message = HeartbeatMsg.FromString(payload)
+        self._sessions.run(connection, connection.heartbeat(message.run, message.push_no))
+
+    def _sync(self, connection: Connection, payload: bytes) -> None:
+        message = SyncMsg.FromString(payload)
+        self._sessions.run(connection, connection.sync(message.ref, payload))
+
+    def _pull(self, connection: Connection, payload: bytes) -> None:
+        message = PullMsg.FromString(payload)
+        if not is_conversation_id(message.conversation_id) and connection.phase is Phase.LIVE:
+            refusal = answers.pulled_refusal(Code.BAD_CONVERSATION, message.ref, message.conversation_id)
+            self._downlink.send(connection.conn_id, refusal)
+            return
+        self._sessions.run(connection, connection.pull(message.ref, payload, message.conversation_id))
+
+    def _logout(self, connection: Connection, _: bytes) -> None:
+        self._sessions.run(connection, connection.logout())
+
+    def _ack(self, connection: Connection, payload: bytes) -> None:
+        message = ACKMsg.FromString(payload)
+        if not connection.owns(message.ConnID):
+            self._sessions.run(connection, connection.foreign(ACK))
+        elif connection.phase is Phase.LIVE:
+            self._downlink.acknowledged(connection, message.run, message.push_no)
+        elif connection.phase >= Phase.WAITING:
+            self._sessions.run(connection, connection.out_of_place(ACK))
+
+    # ── uplinks ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _up(self, connection: Connection, payload: bytes) -> None:
+        if connection.phase is not Phase.LIVE or connection.session is None:
+            UPMsg.FromString(payload)
+            self._sessions.run(connection, connection.out_of_place(UP))
+            return
+        up = UPMsg.FromString(payload)
+        head, shard, guest = up.Head, self._shard, connection.session.guest
+        conversation, client_id = head.SessionId, head.ClientID
+        uplinks = connection.uplinks
+        if uplinks is None:
+            uplinks = connection.uplinks = Uplinks(connection.conn_id, shard.rules.max_uplinks, guest)
+        code: Code | None = Code.FOREIGN_CONN_ID
+        if connection.owns(head.ConnID):
+            code = checks.refusal(up, shard.body_limit_bytes, guest)
+        if code is not None:
+            if code is not Code.BAD_CONVERSATION and code is not Code.BAD_CLIENT_ID:
+                uplinks.refused(conversation, client_id, up.acked)
+            self._answer_up(connection, code, conversation, client_id, up.client_msg_id)
+            return
+        client_msg_id = up.client_msg_id
+        if guest:
+            client_msg_id = checks.guest_message_id(connection.conn_id, conversation, client_id)
+        decision = uplinks.offer(conversation, client_id, up.acked, client_msg_id)
+        if isinstance(decision, Append):
+            ticket = decision.ticket
+            trace_id = up.trace_id if len(up.trace_id) == checks.TRACE_ID_BYTES else secrets.token_bytes(16)
+            record = Record(
+                conversation_id=conversation,
+                from_user=connection.session.user,
+                device_id=connection.session.device_id,
+                client_id=client_id,
+                client_msg_id=client_msg_id,
+                to_user=up.to_user,
+                msg_type=up.msg_type,
+                body=up.UPMsgBody,
+                trace_id=trace_id,
+                accepted_at_ms=unix_ms(),
+                guest=guest,
+            ).SerializeToString()
+            ticket.trace_id = trace_id
+            if shard.batcher.add(ticket, partition_of(conversation, self._bus.partitions), record):
+                self._arm(ticket)
+                self._something.set()
+                return
+            decision = uplinks.busy(ticket)
+        match decision:
+            case Joined():
+                self._arm(decision.ticket)
+            case Expected():
+                self._answer_up(
+                    connection, Code.EXPECTED, conversation, client_id, client_msg_id, expected=decision.number
+                )
+            case Busy():
+                self._answer_up(connection, Code.BUSY, conversation, client_id, client_msg_id)
+                for behind in decision.behind:
+                    shard.batcher.drop(behind)
+                    self._answer_ticket(connection, behind, Code.BUSY)
+
+    def _arm(self, ticket: Ticket) -> None:
+        """This copy is answered in time, by its outcome or by PENDING (R3)."""
+        if not ticket.armed:
+            ticket.armed = True
+            self._pending.append((self._shard.now + self._pending_ticks, ticket))
+
+    def pend(self) -> None:
+        """One tick: uplinks that are not settled in time are answered PENDING."""
+        now = self._shard.now
+        while self._pending and self._pending[0][0] <= now:
+            ticket = self._pending.popleft()[1]
+            ticket.armed = False
+            if ticket.stage is Stage.QUEUED or ticket.stage is Stage.IN_FLIGHT:
+                connection = self._owner(ticket)
+                if connection is not None:
+                    self._answer_up(
+                        connection, Code.PENDING, ticket.conversation, ticket.client_id, ticket.client_msg_id
+                    )
+
+    async def main(self) -> None:
+        """Appends batch after batch, one in flight; what failed is repeated as it was (R8). Until cancelled."""
+        batcher = self._shard.batcher
+        while True:
+            await self._something.wait()
+            self._something.clear()
+            while (batches := batcher.take()) is not None:
+                backoff_s = APPEND_BACKOFF_MIN_S
+                while True:
+                    begun = time.perf_counter()
+                    try:
+                        await self._bus.append(batches)
+                        break
+                    except Unavailable as e:
+                        metrics.APPEND_FAILURES.inc()
+                        self._log.warning("an append failed; it is repeated", error=str(e), again_in_s=backoff_s)
+                    await asyncio.sleep(backoff_s)
+                    backoff_s = min(2 * backoff_s, APPEND_BACKOFF_MAX_S)
+                    batches = batcher.again()
+                metrics.APPEND_SECONDS.observe(time.perf_counter() - begun)
+                self._appended(batcher.done())
+
+    def _appended(self, tickets: list[Ticket]) -> None:
+        metrics.APPEND_RECORDS.inc(len(tickets))
+        for ticket in tickets:
+            ticket.owner.settled(ticket)
+            connection = self._owner(ticket)
+            if connection is not None:
+                self._answer_ticket(connection, ticket, Code.OK)
+                self._log.debug("uplink accepted", conn_id=ticket.conn_id, trace_id=ticket.trace_id)
+
+    def _owner(self, ticket: Ticket) -> Connection | None:
+        """The live connection that sent it, if it still is one."""
+        connection = self._shard.connections.get(ticket.conn_id)
+        if connection is not None and connection.uplinks is ticket.owner and connection.phase is Phase.LIVE:
+            return connection
+        return None
+
+    def _answer_ticket(self, connection: Connection, ticket: Ticket, code: Code) -> None:
+        for _ in range(ticket.copies):
+            self._answer_up(connection, code, ticket.conversation, ticket.client_id, ticket.client_msg_id)
+
+    def _answer_up(
+        self,
+        connection: Connection,
+        code: Code,
+        conversation: str,
+        client_id: int,
+        client_msg_id: bytes,
+        expected: int = 0,
+    ) -> None:
+        self._codes[code].inc()
+        frame = answers.up_ack(code, connection.conn_id, conversation, client_id, client_msg_id, expected)
+        self._downlink.send(connection.conn_id, frame)

@@ -72,6 +72,8 @@ class Relay:
         """Connections taken since the start."""
         self.frames: list[tuple[str, bytes]] = []
         """("up" or "down", payload) of each frame that a rule saw, in the order of passing."""
+        self.ended: list[str] = []
+        """Whose end was seen, in order: "up" (the client's) or "down" (the target's); on cut connections too."""
         self.errors: list[Exception] = []
         """What a rule raised, or frames that no rule can judge; leaving the relay raises the first."""
         self._open = asyncio.Event()
@@ -195,6 +197,7 @@ class _Pair:
                         await asyncio.sleep(verdict)
                     if verdict >= 0:
                         await self._write(writer, pack(payload))
+        relay.ended.append(way)
         if self.is_cut:  # nobody hears of this end
             await self._stopped.wait()
 

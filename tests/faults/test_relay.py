@@ -93,6 +93,7 @@ async def test_cut_is_silent_on_both_sides(target: tuple[Target, int]) -> None:
         with pytest.raises(TimeoutError):
             await until(lambda: made.ends == 1, 0.2)
         assert relay.live == 0
+        await until(lambda: relay.ended == ["up"])
         _, other = await asyncio.open_connection(relay.host, relay.port)
         other.write(b"new")
         await until(lambda: made.data == b"beforenew")

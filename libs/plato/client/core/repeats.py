@@ -42,13 +42,14 @@ def jittered_ms(first_ms: int, most_ms: int, times: int, chance: Chance) -> int:
 
 @dataclass(slots=True)
 class Request:
-    """One frame that waits for its answer. key: (type, ref). subject: a pull's conversation."""
+    """One frame that waits for its answer. key: (type, ref). subject, from_seq: a gap's conversation and first seq."""
 
     kind: pb.CmdType.ValueType
     ref: int
     frame: bytes
     due_ms: int
     subject: str = ""
+    from_seq: int = 0
     unanswered: int = 0  # sends since the last sign that it was received
     later: int = 0  # answers "later" in a row
 
@@ -64,10 +65,18 @@ class Requests:
     def __len__(self) -> int:
         return len(self._open)
 
-    def ask(self, kind: pb.CmdType.ValueType, ref: int, frame: bytes, now_ms: int, subject: str = "") -> bytes:
+    def ask(
+        self,
+        kind: pb.CmdType.ValueType,
+        ref: int,
+        frame: bytes,
+        now_ms: int,
+        subject: str = "",
+        from_seq: int = 0,
+    ) -> bytes:
         """Registers a request as sent now; returns its frame."""
         due_ms = now_ms + self._timing.backoff_ms(0, self._chance)
-        self._open[kind, ref] = Request(kind, ref, frame, due_ms, subject, unanswered=1)
+        self._open[kind, ref] = Request(kind, ref, frame, due_ms, subject, from_seq, unanswered=1)
         return frame
 
     def find(self, kind: pb.CmdType.ValueType, ref: int) -> Request | None:

@@ -247,8 +247,9 @@ class Traffic:
             if conversation_id in self._pulls or not thread.behind or not thread.placed:
                 continue  # a pull that ends looks again, and so does a Sync that places
             ref = self._pulls[conversation_id] = self._next_ref()
-            frame = wire.pull(ref, conversation_id, thread.cursor + 1, 0, PULL_ROWS)
-            self.out.frames.append(self.requests.ask(pb.PULL, ref, frame, now_ms, conversation_id))
+            first = thread.cursor + 1
+            frame = wire.pull(ref, conversation_id, first, 0, PULL_ROWS)
+            self.out.frames.append(self.requests.ask(pb.PULL, ref, frame, now_ms, conversation_id, first))
 
     def pulled(self, pulled: pb.PulledMsg, request: Request, now_ms: int) -> None:
         """The page that `request` asked for. Raises PeerError(MALFORMED)."""
@@ -265,9 +266,10 @@ class Traffic:
         readable, moved = self.inbox.page(thread, rows, pulled.covered_from, upto, newest)
         self._read(readable)
         self._dirty[thread.conversation_id] = None
-        if not moved:
-            self.requests.later(request, now_ms)
+        if not moved and request.from_seq == thread.cursor + 1:
+            self.requests.later(request, now_ms)  # the gap is there, its rows are not: not yet
             return
+        # Also when the cursor passed this request meanwhile: the next one asks from where it stands now.
         self.requests.done(pb.PULL, request.ref)
         self._pulls.pop(request.subject, None)
         self._touched(thread, False, now_ms)

@@ -1,0 +1,411 @@
+"""The client's machine and store against a platform in memory, on a network that loses, repeats, delays and cuts.
+
+A history is a list of steps; whatever they were, once the faults stop everything settles: each outbox is empty, each store
+holds the conversations as the platform does, and the application was shown every row once and in order.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plato.client import Phase
+from plato.client.core.model import Effects, Row, Writes
+from plato.client.core.session import Machine
+from plato.client.store import Store
+from plato.core.codes import Code
+from plato.core.conversations import dialogue_id
+from plato.fakes.platform import REFUSED_BODY, Platform
+from plato.wire.v1 import client_pb2 as pb
+
+FAST = Path("/dev/shm")
+
+
+class Net:
+    """One connection's two queues."""
+
+    def __init__(self, conn_id: int, link_no: int) -> None:
+        self.conn_id = conn_id
+        self.link_no = link_no
+        self.up: deque[bytes] = deque()
+        self.down: deque[bytes | None] = deque()
+
+
+class Device:
+    """A client without an edge: the test is its loop, its disk, its network and its application."""
+
+    def __init__(self, world: World, user: str, device_id: int, path: Path) -> None:
+        self.world = world
+        self.user = user
+        self.path = path
+        self.device_id = device_id
+        self.shown: list[Row] = []
+        self.sent: list[tuple[str, bytes]] = []  # (conversation, client_msg_id) in order, once durable
+        self.refused: set[bytes] = set()
+        self.settled: set[bytes] = set()
+        self.net: Net | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.store = Store(self.path, self.device_id)
+        self.taken = self.store.delivered()
+        self.machine = Machine(
+            self.store.load(), gateways=["here"], listing=False, chance=self.world.chance.random, platform="model"
+        )
+        self.machine.named(self.user)
+        self.net = None
+        self.machine.start(self.world.now_ms)
+        self.round()
+
+    def round(self, crash: str = "") -> None:
+        """Takes the effects and acts, as the edge does; a crash comes before or after they are durable."""
+        effects = self.machine.take(self.world.now_ms)
+        if crash == "before":
+            self.crash()
+            return
+        if effects.writes:
+            self.store.apply(effects.writes)
+        for entry in effects.writes.queued.values():
+            self.sent.append((entry.conversation_id, entry.client_msg_id))
+        for entry, _ in effects.writes.refused:
+            self.refused.add(entry.client_msg_id)
+        for entry in effects.writes.unqueued:
+            assert entry.client_msg_id not in self.settled
+            self.settled.add(entry.client_msg_id)
+        if crash == "after":
+            self.crash()
+            return
+        self.release(effects)
+
+    def release(self, effects: Effects) -> None:
+        if self.net is not None and effects.frames and effects.link_no == self.net.link_no:
+            self.net.up += effects.frames
+        if effects.close:
+            self.cut(tell=False)
+        if effects.connect is not None:
+            self.cut(tell=False)
+            link_no, _ = effects.connect
+            self.net = Net(self.world.platform.open(), link_no)
+            assert self.machine.opened(link_no, self.world.now_ms)
+            self.round()
+        if effects.want_token:
+            self.machine.tokened(self.user, self.world.now_ms)
+            self.round()
+
+    def crash(self) -> None:
+        self.cut(tell=False)
+        self.store.close()
+        self.start()
+
+    def cut(self, tell: bool = True) -> None:
+        if self.net is None:
+            return
+        net, self.net = self.net, None
+        self.world.platform.close(net.conn_id)
+        if tell:
+            self.machine.closed(net.link_no, self.world.now_ms)
+            self.round()
+
+    def arrive(self, crash: str = "") -> None:
+        """The next frame from the platform."""
+        if self.net is None or not self.net.down:
+            return
+        payload = self.net.down.popleft()
+        if payload is None:
+            self.cut()
+        else:
+            self.machine.frames(self.net.link_no, [payload], self.world.now_ms)
+            self.round(crash)
+
+    def show(self, crash: bool = False) -> None:
+        """The application takes what is there, a few at a time."""
+        for number, row in self.store.after(self.taken, 3):
+            self.shown.append(row)
+            self.taken = number
+        self.store.apply(Writes(delivered=self.taken))
+        if crash:
+            self.crash()
+
+
+class World:
+    """A platform, some devices, a clock."""
+
+    def __init__(self, folder: Path, seed: int, page_rows: int = 100, page_conversations: int = 100) -> None:
+        self.now_ms = 1_000
+        self.chance = random.Random(seed)
+        self.platform = Platform(page_rows=page_rows, page_conversations=page_conversations)
+        self.count = 0
+        self.devices = [
+            Device(self, user, 10 + n, folder / f"{n}.db") for n, user in enumerate(("alice", "alice", "bob", "carol"))
+        ]
+
+    def close(self) -> None:
+        for device in self.devices:
+            device.store.close()
+
+    def send(self, n: int, to: str, body: bytes | None = None, crash: str = "") -> None:
+        device = self.devices[n]
+        if device.user == to or device.machine.state.phase is Phase.STOPPED:
+            return
+        self.count += 1
+        conversation_id = dialogue_id(device.user, to)
+        key = self.count.to_bytes(16, "big")
+        device.machine.send(conversation_id, key, to, 0, body or b"%d" % self.count)
+        device.round(crash)
+
+    def carry(self) -> None:
+        """What the platform sent reaches the connections' queues."""
+        nets = {d.net.conn_id: d.net for d in self.devices if d.net is not None}
+        for conn_id, payload in self.platform.out:
+            if conn_id in nets:
+                nets[conn_id].down.append(payload)
+        self.platform.out.clear()
+
+    def deliver_up(self, n: int) -> None:
+        net = self.devices[n].net
+        if net is not None and net.up:
+            self.platform.frame(net.conn_id, net.up.popleft())
+            self.carry()
+
+    def tick(self, n: int) -> None:
+        device = self.devices[n]
+        due = device.machine.deadline_ms()
+        if due is not None:
+            self.now_ms = max(self.now_ms, due)
+            device.machine.tick(self.now_ms)
+            device.round()
+
+    def settle(self) -> None:
+        """The faults stop: everything flows until nothing moves any more."""
+        self.platform.msg_away = self.platform.busy = self.platform.pending_only = False
+        self.platform.answer_late()
+        self.platform.run_msg()
+        self.carry()
+        for _ in range(400):
+            busy = True
+            while busy:
+                busy = False
+                for n, device in enumerate(self.devices):
+                    while device.net is not None and device.net.up:
+                        self.deliver_up(n)
+                        busy = True
+                    while device.net is not None and device.net.down:
+                        device.arrive()
+                        busy = True
+            if self.done():
+                return
+            for n in range(len(self.devices)):
+                self.tick(n)
+        raise AssertionError(f"not settled: {[(d.machine.state, d.machine.threads()) for d in self.devices]}")
+
+    def done(self) -> bool:
+        for device in self.devices:
+            if device.machine.state.phase is not Phase.ONLINE or device.machine.deadline_ms() is None:
+                return False
+            for conversation_id, conversation in self.platform.conversations.items():
+                if device.user in conversation.members:
+                    thread = device.machine.thread(conversation_id)
+                    if conversation.last_seq and (thread is None or thread.cursor < conversation.last_seq):
+                        return False
+                if device.machine.unsettled(conversation_id):
+                    return False
+            if any(device.machine.unsettled(t.conversation_id) for t in device.machine.threads()):
+                return False
+        return True
+
+    def check(self) -> None:
+        """The invariants 2, 3 and 5, as a client sees them."""
+        for device in self.devices:
+            while device.store.after(device.taken, 1):
+                device.show()
+            for conversation_id, conversation in self.platform.conversations.items():
+                if device.user not in conversation.members:
+                    continue
+                want = [(r.seq, r.MsgID, r.Content, r.from_user) for r in conversation.rows]
+                stored = device.store.history(conversation_id, None, 10_000)
+                assert [(r.seq, r.msg_id, r.body, r.from_user) for r in stored] == want
+                shown = [r for r in device.shown if r.conversation_id == conversation_id]
+                assert [r.seq for r in shown] == [r.seq for r in stored]
+            assert not device.store._load().outbox
+            # Each sent message has one row, in the order of sending; the refused ones have none.
+            for conversation_id in {c for c, _ in device.sent}:
+                sent = [key for c, key in device.sent if c == conversation_id and key not in device.refused]
+                mine = set(sent)
+                rows = self.platform.conversations[conversation_id].rows
+                assert [r.client_msg_id for r in rows if r.client_msg_id in mine] == sent
+
+
+N = st.integers(0, 3)
+STEPS = st.one_of(
+    st.tuples(
+        st.just("send"), N, st.sampled_from(["alice", "bob", "carol"]), st.sampled_from(["", "", "", "before", "after"])
+    ),
+    st.tuples(st.just("refused"), N, st.sampled_from(["alice", "bob"])),
+    st.tuples(st.sampled_from(["up", "up", "up", "drop_up"]), N),
+    st.tuples(st.sampled_from(["down", "down", "down", "drop_down", "double_down", "swap_down"]), N),
+    st.tuples(st.just("down_crash"), N, st.sampled_from(["before", "after"])),
+    st.tuples(st.sampled_from(["tick", "cut", "show", "show_crash", "crash", "flow", "flow"]), N),
+    st.tuples(st.sampled_from(["restart", "repeat", "busy", "pending", "late", "msg_away", "msg", "sessions", "hole"])),
+)
+
+
+def step(world: World, what: tuple[str, ...]) -> None:
+    name, *rest = what
+    platform = world.platform
+    n = int(rest[0]) if rest else 0
+    device = world.devices[n]
+    net = device.net
+    match name:
+        case "send":
+            world.send(n, rest[1], crash=rest[2])
+        case "refused":
+            world.send(n, rest[1], REFUSED_BODY)
+        case "up":
+            world.deliver_up(n)
+        case "drop_up" if net is not None and net.up:
+            net.up.popleft()
+        case "down":
+            device.arrive()
+        case "down_crash":
+            device.arrive(crash=rest[1])
+        case "drop_down" if net is not None and net.down and net.down[0] is not None:
+            net.down.popleft()
+        case "double_down" if net is not None and net.down and net.down[0] is not None:
+            net.down.appendleft(net.down[0])
+        case "swap_down" if net is not None and len(net.down) > 1 and None not in net.down:
+            # A late frame: hops are first-in first-out, but a receipt may overtake, and a repeat comes late.
+            net.down.rotate(1)
+        case "tick":
+            world.tick(n)
+        case "cut":
+            device.cut()
+        case "show":
+            device.show()
+        case "show_crash":
+            device.show(crash=True)
+        case "crash":
+            device.crash()
+        case "flow":
+            for _ in range(4):
+                world.deliver_up(n)
+                device.arrive()
+        case "restart":
+            platform.restart_state()
+        case "repeat":
+            platform.repeat_newest()
+        case "busy":
+            platform.busy = not platform.busy
+        case "pending":
+            platform.pending_only = not platform.pending_only
+        case "late":
+            platform.answer_late()
+        case "msg_away":
+            platform.msg_away = True
+        case "msg":
+            platform.msg_away = False
+            platform.run_msg()
+        case "sessions":
+            platform.end_sessions()
+        case "hole":
+            platform.skip_seqs = 5
+    world.carry()
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=FAST if FAST.is_dir() else None) as name:
+        yield Path(name)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(STEPS, max_size=60), st.integers(0, 2**32), st.sampled_from([1, 2, 3, 100]))
+def test_whatever_happens_nothing_is_lost_doubled_or_swapped(
+    steps: list[tuple[str, ...]], seed: int, page: int
+) -> None:
+    with folder() as where:
+        world = World(where, seed, page_rows=page, page_conversations=page)
+        try:
+            for what in steps:
+                step(world, what)
+            world.settle()
+            world.check()
+        finally:
+            world.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_long_histories(seed: int) -> None:
+    """Thousands of steps at random: deeper than what hypothesis finds room for."""
+    chance = random.Random(seed)
+    names = ["up", "down"] * 12 + ["flow"] * 12 + ["tick", "show", "drop_up", "drop_down", "double_down"]
+    names += ["cut", "crash", "restart", "repeat", "busy", "msg_away", "msg", "msg", "show_crash", "hole"]
+    with folder() as where:
+        world = World(where, seed, page_rows=chance.choice([2, 5, 100]), page_conversations=2)
+        try:
+            for _ in range(1_500):
+                n = chance.randrange(4)
+                if chance.random() < 0.2:
+                    world.send(n, chance.choice(["alice", "bob", "carol"]))
+                else:
+                    step(world, (chance.choice(names), n))  # type: ignore[arg-type]  # as the strategy's tuples
+            world.settle()
+            world.check()
+            assert world.count > 100
+        finally:
+            world.close()
+
+
+def test_a_replaced_device_stays_away(tmp_path: Path) -> None:
+    world = World(tmp_path, 1)
+    try:
+        world.settle()
+        first = world.devices[2]
+        twin = Device(world, "bob", first.device_id, tmp_path / "twin.db")
+        world.devices.append(twin)
+        for _ in range(20):
+            world.deliver_up(4)
+            twin.arrive()
+            first.arrive()
+        assert twin.machine.state.phase is Phase.ONLINE
+        assert (first.machine.state.phase, first.machine.state.code) == (Phase.STOPPED, Code.REPLACED)
+        assert first.machine.deadline_ms() is None
+        assert world.platform.logins == 5
+    finally:
+        world.close()
+
+
+def test_r1_a_client_never_renumbers(tmp_path: Path) -> None:
+    """Expected, busy, commits, restarts: a message keeps the client_id it got, and `acked` names settled ones only."""
+    world = World(tmp_path, 1)
+    seen: dict[bytes, int] = {}
+    try:
+        world.settle()
+        device = world.devices[2]
+        for n in range(8):
+            world.send(2, "alice")
+            for payload in device.net.up if device.net else ():
+                cmd = pb.MsgCmd.FromString(payload)
+                if cmd.Type == pb.UP:
+                    up = pb.UPMsg.FromString(cmd.Payload)
+                    assert seen.setdefault(up.client_msg_id, up.Head.ClientID) == up.Head.ClientID
+                    assert up.acked < up.Head.ClientID
+            if n % 3 == 0 and device.net is not None:
+                device.net.up.clear()  # lost: the next one is answered "expected"
+            world.platform.busy = n % 4 == 1
+            for _ in range(3):
+                world.deliver_up(2)
+                device.arrive()
+            if n == 5:
+                device.crash()
+        world.settle()
+        world.check()
+        assert sorted(seen.values()) == sorted(set(seen.values()))
+    finally:
+        world.close()

@@ -17,7 +17,7 @@ from plato.adapters.valkey.client import Client, Script, command, evaluate
 from plato.core.errors import Unavailable
 from plato.core.ids import make_id
 from plato.local.servers import ValkeyServer
-from plato.ports import Fence, Route, Session
+from plato.ports import Fence, Route, Session, Window
 from plato.runtime.settings import SettingsError
 
 NOW_MS = 1_800_000_000_000
@@ -130,6 +130,113 @@ async def test_m26_connections_reset_under_way_fail_no_call(store: ValkeyStore, 
         assert all(route == Route(device + 1, 1) for device, route in routes.items())
 
 
+class Relay:
+    """Between the adapter and the server: loses replies on demand, as a connection does that breaks under way."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._links: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self.lose_after: int | None = None
+        """None: relays. n: passes n more bytes of replies, then breaks the connection, once."""
+
+    async def start(self) -> int:
+        """Listens; returns the port."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        """Ends everything."""
+        assert self._server is not None
+        self._server.close()
+        self.break_links()
+        await self._server.wait_closed()
+
+    def break_links(self) -> None:
+        """Closes every connection of now."""
+        for writer in self._links:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        self._links |= {writer, up_writer}
+        await asyncio.gather(self._copy(reader, up_writer, replies=False), self._copy(up_reader, writer, replies=True))
+        for end in (writer, up_writer):
+            end.close()
+            with suppress(OSError):
+                await end.wait_closed()
+        self._links -= {writer, up_writer}
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                if replies and self.lose_after is not None:
+                    data = data[: self.lose_after]
+                    self.lose_after -= len(data)
+                    writer.write(data)
+                    if self.lose_after == 0:
+                        self.lose_after = None
+                        break
+                    continue
+                writer.write(data)
+        writer.close()
+
+
+@pytest.fixture
+async def relay(server: ValkeyServer) -> AsyncIterator[Relay]:
+    made = Relay(server.port)
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def relayed(server: ValkeyServer, relay: Relay) -> AsyncIterator[ValkeyStore]:
+    port = await relay.start()
+    made = await ValkeyStore.connect(server.url.replace(f":{server.port}/", f":{port}/"), "p:")
+    await made.ping()
+    yield made
+    await made.close()
+
+
+async def test_m26_a_call_whose_answer_is_lost_is_told_its_first_outcome(relayed: ValkeyStore, relay: Relay) -> None:
+    store = relayed
+    relay.lose_after = 0
+    held = await store.sessions.acquire({SLOT: FENCE, 18: FENCE}, {SLOT: None, 18: None})
+    assert held == {SLOT: FENCE, 18: FENCE}
+    relay.lose_after = 5  # the first answer passes, and a part of the second
+    again = await store.sessions.acquire({SLOT: FENCE, 18: FENCE}, dict(held))
+    assert [f.start for f in again.values()] == [NOW_MS + 1, NOW_MS + 1]
+    mine = again[SLOT]
+    relay.lose_after = 0
+    await store.sessions.put(SLOT, mine, [session(1), session(2)])
+    relay.lose_after = 0
+    await store.sessions.remove(SLOT, mine, [session(2).conn_id])
+    relay.lose_after = 1
+    assert await store.sessions.load(SLOT) == [session(1)]
+    relay.lose_after = 0
+    assert await store.routes.compare_and_set("alice", 1, None, Route(9, 1)) is True
+    first = await store.reservations.reserve(3, "u", 1, NOW_MS, 1_000)
+    relay.lose_after = 0
+    second = await store.reservations.reserve(3, "u", 1, NOW_MS + 500, 1_000)
+    assert first == Window(NOW_MS, NOW_MS + 1_000)
+    assert second == Window(NOW_MS + 1_000, NOW_MS + 1_500)
+    assert relay.lose_after is None
+
+
+async def test_m26_a_connection_that_broke_in_its_rest_costs_no_retry(relayed: ValkeyStore, relay: Relay) -> None:
+    await everything(relayed, 0)
+    relay.break_links()
+    async with asyncio.timeout(5):
+        # Until the loop has seen the end of it, of which redis-py tells by no event.
+        while not await relayed._client._connection.can_read():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    handshake = len(b"+OK\r\n")
+    relay.lose_after = handshake  # the new connection's own call is lost too: that is what the retry is for
+    assert await relayed.routes.compare_and_set("bob", 1, None, Route(9, 1)) is True
+    assert relay.lose_after is None
+
+
 async def test_m26_a_restarted_store_is_usable_at_once(store: ValkeyStore, server: ValkeyServer) -> None:
     await everything(store, 0)
     for n in (2, 4):
@@ -154,7 +261,7 @@ async def test_a_store_that_hangs_fails_everyone_in_time(store: ValkeyStore, ser
     calls = [store.sessions.prove("plato-s0", "a1") for _ in range(3_000)]
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(r, Unavailable) for r in results)
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 2.9  # one time-out; a second try would need another second to connect
     begun = time.monotonic()
     with pytest.raises(Unavailable, match="no answer in time"):  # the handshake hangs as well
         await store.ping()

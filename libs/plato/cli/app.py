@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -82,10 +83,12 @@ def up(data_dir: DataDir = None, port_offset: PortOffset = None, settings: Setti
     """Start everything on this machine and stay; Ctrl-C stops it, the data stay."""
     from plato.local.folder import data_dir as chosen
     from plato.local.supervisor import Supervisor
+    from plato.runtime.settings import load
 
     loaded = _settings(settings, data_dir, port_offset)
-    default = chosen(_settings(None, None)) == chosen(loaded)
-    where = "" if default else f" --data-dir {chosen(loaded)}"
+    # In the other terminals there is this folder's plato.yaml, but not this one's variables and flags.
+    elsewhere = chosen(load(environ={})) == chosen(loaded)
+    where = "" if elsewhere else f" --data-dir {shlex.quote(str(chosen(loaded)))}"
 
     def how_to_chat() -> str:
         plato = _own_command()

@@ -19,6 +19,7 @@ import sys
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from plato.local.child import OURSELVES, Child, Identity, launch_command
 
@@ -45,6 +46,14 @@ def write_private(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    """Ends a task whose result nobody wants any more."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # seen; an unseen one would be reported when the task is collected
 
 
 class Server(ABC):
@@ -93,13 +102,25 @@ class Server(ABC):
         child = self._child
         if child is None:
             raise ServerError(f"{self.name} was not started")
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while not await self.answers():
-            if child.returncode is not None:
-                raise ServerError(f"{self.name} ended at its start: {self.reason()}")
-            if asyncio.get_running_loop().time() > deadline:
-                raise ServerError(f"{self.name} did not answer within {timeout_s:.0f} s; see {self.log}")
-            await asyncio.sleep(_POLL_S)
+        ended = asyncio.create_task(child.wait())
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    # Somebody else on our port may let us wait for an answer, so look at both.
+                    answer = asyncio.create_task(self.answers())
+                    try:
+                        await asyncio.wait([answer, ended], return_when=asyncio.FIRST_COMPLETED)
+                        if ended.done():
+                            raise ServerError(f"{self.name} ended at its start: {self.reason()}")
+                        if answer.result():
+                            return
+                    finally:
+                        await _cancelled(answer)
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as e:
+            raise ServerError(f"{self.name} did not answer within {timeout_s:.0f} s; see {self.log}") from e
+        finally:
+            await _cancelled(ended)
 
     def kill(self) -> None:
         """kill -9."""

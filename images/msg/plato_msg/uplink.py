@@ -32,6 +32,8 @@ from plato_msg.owner import Held, Ownership
 from plato_msg.store_pg import Guard, PgMsgStore, Poison, SteppedDown
 
 READ_BYTES: Final = 8 << 20
+RECORD_BYTES: Final = 2 << 20
+"""More than the largest frame that settings allow."""
 BATCHES_PER_READ: Final = 4
 WAIT_S: Final = 0.25
 POLL_S: Final = 1.0
@@ -116,8 +118,10 @@ class Uplinks:
         for record in records:
             counts[record.partition] += 1
             sizes[record.partition] += len(record.value)
-        # A read that was cut by bytes leaves room for less than one record; half the room is surely not that.
-        self._waiting -= {p for p in ready if counts[p] < limit and (not counts[p] or sizes[p] < limit_bytes // 2)}
+        # A read that was cut by bytes left room for less than one record.
+        self._waiting -= {
+            p for p in ready if not counts[p] or (counts[p] < limit and limit_bytes - sizes[p] > RECORD_BYTES)
+        }
 
     async def _take(self, records: list[BusRecord], under: dict[int, Held]) -> None:
         """Records, sorted by partition and position, to their outcomes; `under`: the ownerships that they were read under.

@@ -88,6 +88,10 @@ class Node:
         """kill -9."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
+        await self.kill_connections()
+
+    async def kill_connections(self) -> None:
+        """Ends the connections of a node, running or only built."""
         await self.bus.close()
         for database in self.databases:
             await database.close()
@@ -120,7 +124,7 @@ class Cluster:
         self._database = Database(uri, schema)
         self._producer = PgBusProducer(self._database, PARTITIONS)
         self._connections = 0
-        self._msgs = 0
+        self._built: list[Node] = []
 
     # ── processes ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -177,15 +181,15 @@ class Cluster:
             FakeReservationStore(self.memory),
             allocator,
         )
-        return Node(name, uid, service, own, bus)
+        node = Node(name, uid, service, own, bus)
+        self._built.append(node)
+        return node
 
     def name(self, node: Node) -> None:
         """Writes the node's uid into the topology, in place of an older process of that name."""
         now = self.topology.current()
-        known = now.msgs.get(node.name)
-        self._msgs += known is None
         # A new worker_id each time: the reservation of a killed process need not pass first.
-        record = Msg(node.uid, 100 + len(self.nodes), "")
+        record = Msg(node.uid, 100 + len(self._built), "")
         self.topology.set(replace(now, epoch=now.epoch + 1, msgs={**now.msgs, node.name: record}))
 
     def unname(self, name: str) -> None:
@@ -264,6 +268,8 @@ class Cluster:
         """Kills what runs."""
         for node in self.nodes:
             await node.kill()
+        for node in self._built:
+            await node.kill_connections()
         await self._database.close()
 
 

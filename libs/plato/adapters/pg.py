@@ -29,6 +29,10 @@ _SESSION: Final = {
     # A server's default may be weaker; with a synchronous standby "on" waits for it (R11).
     "synchronous_commit": "on",
     "jit": "off",
+    # Every statement looks few keys up. A plan made while a table was small would scan it for a minute after it grew.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
     # A client that froze within a transaction must not hold a partition's row for ever (R7: the successor waits for it).
     "idle_in_transaction_session_timeout": "5000",
     "statement_timeout": str(int(COMMAND_TIMEOUT_S * 1000)),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -93,7 +92,7 @@ class Writer:
             try:
                 if writes:
                     self._store.apply(writes)
-            except sqlite3.Error as e:
+            except Exception as e:  # as a thread's future would hold it
                 error = e
             self._committed(error)
             return

@@ -43,12 +43,18 @@ def supervisor_stands_still(cluster: LocalCluster) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def kill_pod(cluster: LocalCluster, gateway: str) -> float:
-    """kill -9 of the pod's process, its workers and its link; returns time.monotonic()."""
-    for pid in [p for g in cluster.pids(gateway) for p in looking.descendants(g)]:
+def kill_pod(cluster: LocalCluster, gateway: str) -> set[int]:
+    """kill -9 of the pod's process, its workers and its link; returns their pids."""
+    pids = {p for g in cluster.pids(gateway) for p in looking.descendants(g)}
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return time.monotonic()
+    return pids
+
+
+def whole(cluster: LocalCluster, killed: set[int]) -> bool:
+    """Whether everything serves, and the supervisor has seen who died."""
+    return cluster.ready() and not killed & {*cluster.pids("gateway"), *cluster.pids("worker"), *cluster.pids("link")}
 
 
 @pytest.mark.timeout(120)
@@ -66,18 +72,20 @@ async def test_clients_of_a_dead_gateway_come_back_through_the_other(
 
     delay_s = cluster.settings.state.reconnect_delay_ms / 1000
     lines = []
+    killed: set[int] = set()
     async with Crowd([*(f"u{n:02}" for n in range(CLIENTS)), *WRITERS], tmp_path, make) as crowd:
         known.append(names[1])
         await crowd.reopen()
         clients, writers = crowd.people[:CLIENTS], dict(zip(names, crowd.people[CLIENTS:], strict=True))
         for round_no in range(ROUNDS):
             dead, other = names[round_no % 2], names[1 - round_no % 2]
-            await until(lambda: cluster.ready(), 30.0, "the cluster is not whole")
+            await until(partial(whole, cluster, killed), 30.0, "the cluster is not whole")
             here = {ports[dead, "tcp"], ports[dead, "ws"]}
             await until(partial(all_at, clients, here), 20.0, f"not everybody is at {dead}")
             before = [len(p.onlines) for p in clients]
             with supervisor_stands_still(cluster):
-                at = kill_pod(cluster, dead)
+                killed |= kill_pod(cluster, dead)
+                at = time.monotonic()
                 # One who noticed nothing writes to each, and each, who knows of nothing yet, to its neighbour.
                 readers = {(await crowd.say(writers[other], p.user, b"gap")).sent.client_msg_id: p for p in clients}
                 for one, two in zip(clients[::2], clients[1::2], strict=True):

@@ -59,9 +59,10 @@ class Registry:
         for i in range(local.msgs):
             if (name := msg_name(i)) in uids:
                 msgs[name] = Msg(uids[name], FIRST_MSG_WORKER_ID + i, self._addr(f"{name}.grpc"))
-        epoch = next_epoch(topology.epoch, int(time.time()))
-        self._topology = replace(topology, epoch=epoch, shards=shards, gateways=gateways, msgs=msgs)
-        self._write()
+        if uids.keys() & (shards.keys() | gateways.keys() | msgs.keys()):
+            epoch = next_epoch(topology.epoch, int(time.time()))
+            self._topology = replace(topology, epoch=epoch, shards=shards, gateways=gateways, msgs=msgs)
+            self._write()
         return uids
 
     def _gateway(self, i: int, uid: str) -> Gateway:

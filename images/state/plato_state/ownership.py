@@ -27,6 +27,7 @@ from plato_state.shard import TICK_MS, Background, Shard, ticks
 from plato_state.uplink import unix_ms
 
 PROVE_S: Final = 1.0
+"""How often owners prove themselves; more often where fence_stop_ms is short."""
 RETRY_S: Final = 0.2
 LOOK_PART: Final = 32
 """Slots that are looked at each second; 512 slots are seen within 16 s."""
@@ -53,6 +54,7 @@ class Ownership:
             shard.name, ticks(shard.settings.fence_stale_ms), ticks(shard.settings.fence_stop_ms)
         )
         self._stop_ticks = ticks(shard.settings.fence_stop_ms)
+        self._prove_s = min(PROVE_S, shard.settings.fence_stop_ms / 3_000)
         self._proven: int | None = None
         self._background = Background(metrics.ERRORS.inc)
         self._suspects: set[int] = set()
@@ -118,20 +120,21 @@ class Ownership:
 
     async def _prove(self) -> None:
         while True:
+            before = self._shard.now
             try:
                 known = await self._store.prove(self._shard.name, self._token)
             except Unavailable as e:
                 self._log.debug("the fences could not be proven", error=str(e))
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(min(RETRY_S, self._prove_s))
                 continue
-            first, self._proven = self._proven is None, self._shard.now
+            first, self._proven = self._proven is None, before
             if not first and not known:
                 self._log.error("the store lost our proofs: it was wiped; everything is written again")
                 self._suspects.update(self._shard.slots)
                 self._look_now.set()
             elif first or (self.started.is_set() and not self._shard.serving):
                 self._look_now.set()
-            await asyncio.sleep(PROVE_S)
+            await asyncio.sleep(self._prove_s)
 
     # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -145,7 +148,7 @@ class Ownership:
     async def _hold(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(PROVE_S):
+                async with asyncio.timeout(self._prove_s):
                     await self._look_now.wait()
             except TimeoutError:
                 pass

@@ -139,9 +139,8 @@ class StateService(state_pb2_grpc.StateServicer):
         before = shard.links.get(hello.worker_id)
         if before is not None:
             before.close("a newer stream of this gateway attached")
-        link = LinkStream(hello, shard.now)
-        shard.links[hello.worker_id] = link
-        shard.attaches.detach(hello.worker_id)
+            shard.detached(before)
+        link = shard.links[hello.worker_id] = LinkStream(hello)
         self._log.info("a gateway attached", gateway=hello.gateway, worker_id=hello.worker_id, workers=hello.workers)
         return link
 
@@ -149,9 +148,7 @@ class StateService(state_pb2_grpc.StateServicer):
         shard = self._shard
         link.close(link.closed_why)
         if shard.links.get(link.worker_id) is link:
-            del shard.links[link.worker_id]
-            shard.down_since[link.worker_id] = shard.now
-            shard.attaches.detach(link.worker_id)
+            shard.detached(link)
             self._log.info("a gateway detached", gateway=link.gateway, worker_id=link.worker_id)
 
     async def _read(self, context: Any, link: LinkStream, batch: Any) -> None:

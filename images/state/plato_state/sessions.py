@@ -29,7 +29,7 @@ from plato_state.core import answers, session
 from plato_state.core.answers import Kind
 from plato_state.core.session import Action, Connection, Phase
 from plato_state.downlink import Downlink
-from plato_state.shard import TICK_MS, Background, Shard, ticks
+from plato_state.shard import TICK_MS, Background, Shard, pending_ticks
 
 READS_PER_ROUND: Final = 500
 RESUMES_PER_ROUND: Final = 128
@@ -69,7 +69,7 @@ class Sessions:
         self._msg_room = asyncio.Semaphore(MSG_TASKS)
         self._removing: dict[int, asyncio.Event] = {}
         self._pending: deque[tuple[int, Connection, Kind, int]] = deque()
-        self._pending_ticks = ticks(shard.settings.pending_ms)
+        self._pending_ticks = pending_ticks(shard.settings.pending_ms)
         self.replay: Callable[[Connection, Iterable[bytes]], None] = lambda _, __: None
         """Handles frames that waited for a guest's commit; set by uplink."""
         self.suspect: Callable[[int], None] = lambda _: None
@@ -132,9 +132,9 @@ class Sessions:
     def replaced(self, conn_id: int, by_conn_id: int, code: Code) -> None:
         """A newer session of the device of `conn_id`, a connection of ours, committed."""
         connection = self._shard.connections.get(conn_id)
-        if connection is not None:
+        if connection is not None and (actions := connection.replaced(code)):
             self._log.info("replaced", conn_id=conn_id, by_conn_id=by_conn_id)
-            self.run(connection, connection.replaced(code))
+            self.run(connection, actions)
 
     def tell_replaced(self, conn_id: int, by_conn_id: int, code: Code) -> None:
         """Tells the owner of `conn_id` that `by_conn_id` took its place. A hint: its heartbeats find it too."""

@@ -35,6 +35,11 @@ def ticks(ms: int) -> int:
     return max(1, -(-ms // TICK_MS))
 
 
+def pending_ticks(ms: int) -> int:
+    """When PENDING is said, so that it leaves before `ms` passed even if a tick or two come late."""
+    return max(1, ms * 9 // 10 // TICK_MS)
+
+
 class Slot:
     """A slot that this shard acquired."""
 
@@ -85,8 +90,10 @@ class Shard:
         self.topology_epoch = 0
         self.links: dict[int, LinkStream] = {}
         """Gateway streams by the gateway's worker_id."""
-        self.down_since: dict[int, int] = {}
-        """worker_id → the tick at which its stream ended."""
+        self.silent_since: dict[tuple[int, int], int] = {}
+        """(worker_id, worker) → the tick at which its announcement lost its stream; 0, our start: never announced."""
+        self.workers: dict[int, int] = {}
+        """worker_id → how many workers its gateway had when its stream ended."""
         self.attaches = Attaches()
         self.batcher = Batcher(settings.bus_queue_bytes)
         self.life: Wheel[int] = Wheel()
@@ -110,11 +117,21 @@ class Shard:
         """How long nobody could speak for this connection; None: its worker is attached and announced."""
         worker_id = worker_id_of(conn_id)
         link = self.links.get(worker_id)
-        if link is None:
-            return (self.now - self.down_since.get(worker_id, 0)) * TICK_MS
-        if slot_of(conn_id) % link.workers in link.announced:
+        workers = link.workers if link is not None else self.workers.get(worker_id, 1)
+        worker = slot_of(conn_id) % workers
+        if link is not None and worker in link.announced:
             return None
-        return (self.now - link.since) * TICK_MS
+        return (self.now - self.silent_since.get((worker_id, worker), 0)) * TICK_MS
+
+    def detached(self, link: LinkStream) -> None:
+        """A gateway's stream ended: nobody speaks for its connections until their workers announce them again."""
+        if self.links.get(link.worker_id) is link:
+            del self.links[link.worker_id]
+        self.workers[link.worker_id] = link.workers
+        for worker in link.announced:
+            self.silent_since[link.worker_id, worker] = self.now
+        link.announced.clear()
+        self.attaches.detach(link.worker_id)
 
     def grace_ms(self, conn_id: int) -> int:
         """How long this slot's owner still ends no session: as long as others would wait before they took it (R5)."""

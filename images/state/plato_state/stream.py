@@ -72,12 +72,10 @@ class _Worker:
 class LinkStream:
     """One attached gateway link. Lives from its hello to the end of its stream."""
 
-    def __init__(self, hello: state_pb2.LinkHello, since: int) -> None:
+    def __init__(self, hello: state_pb2.LinkHello) -> None:
         self.gateway = hello.gateway
         self.worker_id = hello.worker_id
         self.workers = max(1, hello.workers)
-        self.since = since
-        """Tick of the hello."""
         self.announced: set[int] = set()
         """Workers that announced themselves completely on this stream."""
         self.wake = asyncio.Event()

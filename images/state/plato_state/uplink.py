@@ -55,7 +55,7 @@ from plato_state.core.session import Connection, Phase
 from plato_state.core.uplinks import Append, Busy, Expected, Joined, Stage, Ticket, Uplinks
 from plato_state.downlink import Downlink
 from plato_state.sessions import Sessions
-from plato_state.shard import Shard, ticks
+from plato_state.shard import Shard, pending_ticks
 from plato_state.stream import LinkStream, u32_column, u64_column
 
 OPENED: Final = 1
@@ -89,7 +89,7 @@ class Uplink:
         self._log = logs.get("uplink")
         self._something = asyncio.Event()
         self._pending: deque[tuple[int, Ticket]] = deque()
-        self._pending_ticks = ticks(shard.settings.pending_ms)
+        self._pending_ticks = pending_ticks(shard.settings.pending_ms)
         self._codes = {code: metrics.UPLINKS.labels(code.name.lower()) for code in Code}
         self._types = {kind: metrics.FRAMES.labels(CmdType.Name(kind).lower()) for kind in CmdType.values()}
         self._handlers: dict[int, Callable[[Connection, bytes], None]] = {
@@ -224,6 +224,7 @@ class Uplink:
         if connection is None:
             connection = Connection(conn_id, self._shard.rules)  # in no table: only a Login or ReConn makes it known
         elif connection.phase is Phase.LIVE:
+            connection.socket = True  # a loaded session may speak before it is named
             self._shard.heard(conn_id)
         connection.boot, connection.worker = attach.boot, attach.worker
         try:

@@ -300,11 +300,6 @@ class Connection:
         self._awaited: Kind | None = None
 
     @property
-    def may_commit(self) -> bool:
-        """True if the store may hold, or come to hold, a session of this connection."""
-        return self.session is not None
-
-    @property
     def guest(self) -> bool:
         """True for a guest, from the answer to its Login on."""
         if self.session is not None:
@@ -565,6 +560,7 @@ class Connection:
         out: list[Action] = []
         if self.phase is Phase.LIVE:
             out.append(self._kicked(code))
+        self.socket = False
         self.phase = Phase.REPLACED
         self._rest()
         return [*out, Arm(self._rules.resume_window_ms)]
@@ -664,6 +660,7 @@ class Connection:
         if self.requests >= MAX_REQUESTS:
             return [Send(answers.ack(SYNC, Code.BUSY, self.conn_id, ref))]
         run, push_no = (self.pushes.run, self.pushes.push_no) if self.pushes is not None else (0, 0)
+        self.doubtful = False  # the page is read from now on: it holds what an empty Notify would have hinted at
         out: list[Action] = [Send(answers.sync_ack(self.conn_id, ref, run, push_no))]
         if self.guest:  # types above 5 never go to a guest
             return out

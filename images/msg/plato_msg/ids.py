@@ -44,6 +44,7 @@ class MsgIds:
         self._now_ms = now_ms
         self._minter = MsgIdMinter(worker_id)
         self._until_ms = 0
+        self._latest_ms = 0  # the clock's greatest reading
         self._granted = asyncio.Event()
         self._log = logs.get("ids")
 
@@ -79,5 +80,6 @@ class MsgIds:
                 self._granted.clear()
                 await self._granted.wait()
                 continue
-            metrics.ID_LAG_MS.set(self._minter.lag_ms)
+            self._latest_ms = max(self._latest_ms, now_ms)
+            metrics.ID_LAG_MS.set(self._latest_ms - now_ms)
             return taken

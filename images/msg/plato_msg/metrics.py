@@ -24,7 +24,7 @@ FANOUT_BATCHES: Final = Gauge(
 )
 DIRTY: Final = Gauge("plato_msg_dirty_shards", "Shards that may have missed frames and are not done with a new run.")
 ID_LAG_MS: Final = Gauge(
-    "plato_msg_id_lag_ms", "How far the clock lies behind the newest msg_id; above 5 it stepped back."
+    "plato_msg_id_lag_ms", "How far the clock lies behind its greatest reading; above 5 it stepped back."
 )
 DURABILITY: Final = Gauge(
     "plato_msg_durability", "1 at what the database promises: none, process, node (R11).", ["level"]

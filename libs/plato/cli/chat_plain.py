@@ -1,0 +1,159 @@
+"""A chat in lines, for scripts: each message of the conversation is one line on standard output, each line of standard
+input one message to send. What is no message (the connection's state, refusals, news of other conversations) goes to
+standard error.
+
+Memory: `AHEAD` lines of at most `LINE_BYTES` read ahead; everything else is the client's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator
+from typing import Final, TextIO
+
+from plato.cli.transcript import one_line
+from plato.client import Client, ClientError, Message, OutboxFull, Phase, Refused, Sent, Stopped
+
+AHEAD: Final = 256
+LINE_BYTES: Final = 1_048_576
+"""A longer line is cut; no platform takes half of that as one message."""
+LINGER_S: Final = 30.0
+"""How long the end of the input waits for what was sent to be settled."""
+
+
+def format_line(message: Message) -> str:
+    """`[seq] user: text`."""
+    return f"[{message.seq}] {message.from_user}: {one_line(message.text)}"
+
+
+class PlainChat:
+    """One chat in lines."""
+
+    def __init__(self, client: Client, conversation_id: str, to: str | None, out: TextIO, err: TextIO) -> None:
+        self._client = client
+        self._conversation_id = conversation_id
+        self._to = to
+        self._out = out
+        self._err = err
+        self._shown_seq = 0
+        self._settled_seq = 0
+
+    async def run(self, lines: AsyncIterator[str], stop: asyncio.Event) -> int:
+        """Until `stop`, the end of the input, or a final code. Returns the exit code."""
+        writing = asyncio.create_task(self._write(lines))
+        ending = [writing, asyncio.create_task(self._show()), asyncio.create_task(stop.wait())]
+        telling = asyncio.create_task(self._tell_states())
+        try:
+            await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set():
+                return 0
+            if self._client.state.phase is Phase.STOPPED:
+                return 1
+            return writing.result() if writing.done() else 0
+        finally:
+            for task in (*ending, telling):
+                task.cancel()
+            await asyncio.gather(*ending, telling, return_exceptions=True)
+
+    async def _show(self) -> None:
+        try:
+            async for message in self._client.messages():
+                if message.conversation_id == self._conversation_id:
+                    print(format_line(message), file=self._out, flush=True)
+                    self._shown_seq = message.seq
+                elif not message.mine:
+                    self._note(f"{message.from_user} wrote in {message.conversation_id}: {one_line(message.text)}")
+        except Stopped:
+            pass  # the state said why
+
+    async def _tell_states(self) -> None:
+        async for state in self._client.states():
+            self._note(str(state))
+
+    async def _write(self, lines: AsyncIterator[str]) -> int:
+        following: set[asyncio.Task[None]] = set()
+        try:
+            async for line in lines:
+                while True:
+                    try:
+                        if self._to is not None:
+                            sent = await self._client.send(line, to=self._to)
+                        else:
+                            sent = await self._client.send(line, conversation_id=self._conversation_id)
+                    except OutboxFull:
+                        await asyncio.sleep(0.2)  # the input waits; what waits to be sent is durable
+                        continue
+                    except Refused as e:
+                        self._note(f"not sent: {e}")
+                        break
+                    except Stopped:
+                        return 1
+                    task = asyncio.create_task(self._follow(sent, line))
+                    following.add(task)
+                    task.add_done_callback(following.discard)
+                    break
+            return await self._settle()
+        finally:
+            for task in list(following):
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
+
+    async def _follow(self, sent: Sent, line: str) -> None:
+        try:
+            self._settled_seq = max(self._settled_seq, (await sent.settled()).seq)
+        except Refused as e:
+            self._note(f"refused: {e}: {one_line(line)}")
+        except ClientError:
+            pass  # the state said why, and the outbox keeps it
+
+    async def _settle(self) -> int:
+        """The input ended: what was sent gets a while to be settled."""
+        deadline = asyncio.get_running_loop().time() + LINGER_S
+        while True:
+            left = len(self._client.unsettled(self._conversation_id))
+            if not left and self._shown_seq >= self._settled_seq:
+                return 0
+            if asyncio.get_running_loop().time() > deadline:
+                self._note(f"{left} messages are not settled yet; the next chat goes on with them")
+                return 1
+            await asyncio.sleep(0.02)
+
+    def _note(self, words: str) -> None:
+        print(f"# {words}", file=self._err, flush=True)
+
+
+async def stdin_lines() -> AsyncIterator[str]:
+    """The lines of standard input, without their end. A thread reads the bare descriptor: it may be a file or a pipe, and
+    may block while the process ends."""
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[bytes | None] = asyncio.Queue(AHEAD)
+    room = threading.Semaphore(AHEAD)
+
+    def put(line: bytes | None) -> None:
+        room.acquire()
+        try:
+            loop.call_soon_threadsafe(queue.put_nowait, line)
+        except RuntimeError:
+            pass  # the loop is closed: nobody reads any more
+
+    def read() -> None:
+        rest = b""
+        while data := os.read(sys.stdin.fileno(), 65_536):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                put(line)
+            if len(rest) > LINE_BYTES:
+                put(rest)
+                rest = b""
+        if rest:
+            put(rest)
+        put(None)
+
+    threading.Thread(target=read, daemon=True, name="plato-stdin").start()
+    while (line := await queue.get()) is not None:
+        room.release()
+        if text := line.decode("utf-8", "replace").rstrip("\r"):
+            yield text

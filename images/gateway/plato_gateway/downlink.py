@@ -11,6 +11,7 @@ MAX_REFUSED_LINGERING.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections import deque
 from typing import Final, Protocol
@@ -52,20 +53,29 @@ class Downlink:
         sockets, payloads, suffix_data = self._sockets, frames.payloads, frames.suffix_data
         find, kind = sockets.fd_of.get, sockets.kind
         gathered: dict[int, list[bytes]] = {}
-        at = unknown = 0
+        at = unknown = last_id = 0
+        fd: int | None = None
+        tcp = False
+        pieces: list[bytes] = []
         for conn_id, i, n, flags in zip(
             frames.conn_ids, frames.index, frames.suffix_lengths, frames.flags, strict=True
         ):
-            fd = find(conn_id)
+            if conn_id != last_id:  # a connection's frames often stand in a row
+                last_id = conn_id
+                fd = find(conn_id)
+                if fd is not None:
+                    tcp = kind[fd] == TCP
+                    known = gathered.get(fd)
+                    if known is None:
+                        gathered[fd] = pieces = []
+                    else:
+                        pieces = known
             if fd is None:
                 at += n
                 unknown += 1
                 continue
             payload = payloads[i]
-            head = _pack_length(len(payload) + n) if kind[fd] == TCP else websocket.head(len(payload) + n)
-            pieces = gathered.get(fd)
-            if pieces is None:
-                pieces = gathered[fd] = []
+            head = _pack_length(len(payload) + n) if tcp else websocket.head(len(payload) + n)
             if n:
                 pieces += (head, payload, suffix_data[at : at + n])
                 at += n
@@ -74,14 +84,31 @@ class Downlink:
             if flags & lanes.CLOSE_AFTER:
                 del gathered[fd]
                 self._close(fd, 0, b"".join(pieces), websocket.NORMAL)
+                fd = None
         self._stats.frames_unknown += unknown
         self._stats.frames_out += len(frames.conn_ids) - unknown
-        for fd, pieces in gathered.items():
-            self.send(fd, b"".join(pieces))
+        queues, write, bytes_out = sockets.queues, os.write, 0
+        for to, parts in gathered.items():
+            data = b"".join(parts)
+            if to in queues:
+                self.send(to, data)
+                continue
+            # The usual case, without the calls that `send` would take.
+            try:
+                n = write(to, data)
+            except OSError:
+                self.send(to, data)
+                continue
+            bytes_out += n
+            if n != len(data):
+                self._sent(to, sockets.wait(to, data[n:], cut=True))
+        sockets.bytes_out += bytes_out
 
     def send(self, fd: int, data: bytes) -> None:
         """Sends framed bytes to a connection; closes it if it is broken or past its bound."""
-        waiting = self._sockets.send(fd, data)
+        self._sent(fd, self._sockets.send(fd, data))
+
+    def _sent(self, fd: int, waiting: int) -> None:
         if waiting > self._send_queue_bytes:
             self._stats.slow_closed += 1
             self.close(fd, Code.SLOW_READER)

@@ -162,7 +162,7 @@ class Link:
         """Why no shard reserves for us; "" when one does."""
         self._reserve_now = asyncio.Event()
         self._heard_s: dict[str, float] = {}
-        """Shard → when its stream was last seen up (monotonic)."""
+        """Shard → when it was last seen to respond (monotonic)."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Shard → the task that runs its stream."""
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -281,7 +281,7 @@ class Link:
             for stream in self.streams.values():
                 if stream.attached and stream.group in gained:
                     self._announce(stream)
-        for name in sorted(shards - set(self.streams)):
+        for name in sorted(set(self._groups.of) - set(self.streams)):
             self._begin_stream(name, topology.shards[name])
         self._reserve_now.set()
         self._configure()
@@ -385,7 +385,11 @@ class Link:
         slots: tuple[int, ...] = ()
         if own is not None:
             since_s = time.monotonic() - HOME_SILENT_S
-            live = {n for n, s in self.streams.items() if s.attached or (n in own.homes and self._heard_s[n] > since_s)}
+            live = {
+                name
+                for name, stream in self.streams.items()
+                if stream.responds(HOME_SILENT_S) or (name in own.homes and self._heard_s[name] > since_s)
+            }
             slots = homes.home_slots(topology, own.homes, live)
         for lane in self.lanes.values():
             from_ms, until_ms = self._grants.window(lane.index, lane.boot)
@@ -397,7 +401,7 @@ class Link:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
             for name, stream in self.streams.items():
-                if stream.attached:
+                if stream.responds(TICK_S):
                     self._heard_s[name] = now_s
             self._configure()
 
@@ -405,8 +409,8 @@ class Link:
         turn = 0
         while True:
             turn += 1
-            ok = self._own is not None and await self._reserve_once(turn)
             self._reserve_now.clear()
+            ok = self._own is not None and await self._reserve_once(turn)
             wait_s = RESERVE_EVERY_S if ok or self._own is None else RESERVE_AGAIN_S
             try:
                 async with asyncio.timeout(wait_s):

@@ -91,7 +91,8 @@ class Pod:
         started = False
         for child in self._children():
             if child.process is None and time.monotonic() >= child.start_at_s:
-                child.process = subprocess.Popen(child.command)
+                # A group of its own: Ctrl-C in a terminal asks the pod, which asks its children in order.
+                child.process = subprocess.Popen(child.command, process_group=0)
                 child.started_s = time.monotonic()
                 started = True
         if started:

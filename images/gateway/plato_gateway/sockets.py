@@ -117,20 +117,23 @@ class Sockets:
 
     def send(self, fd: int, data: bytes) -> int:
         """Writes now what the socket takes and queues the rest. Returns the bytes that wait, or -1: the socket is broken."""
+        if fd in self.queues:
+            return self.wait(fd, data)
+        try:
+            n = os.write(fd, data)
+        except BlockingIOError:
+            n = 0
+        except OSError:
+            return -1
+        self.bytes_out += n
+        return 0 if n == len(data) else self.wait(fd, data[n:], cut=n > 0)
+
+    def wait(self, fd: int, data: bytes, *, cut: bool = False) -> int:
+        """Queues bytes (cut: their frame's beginning is on the wire). Returns the bytes that wait."""
         queue = self.queues.get(fd)
         if queue is None:
-            try:
-                n = os.write(fd, data)
-            except BlockingIOError:
-                n = 0
-            except OSError:
-                return -1
-            self.bytes_out += n
-            if n == len(data):
-                return 0
             queue = self.queues[fd] = Queue()
-            queue.head_is_cut = n > 0
-            data = data[n:]
+            queue.head_is_cut = cut
             self.flags[fd] |= WAITS
             self.watch(fd)
         queue.chunks.append(data)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ class _Queued:
 @dataclass(slots=True)
 class _Untaken:
     batch_no: int
+    sent_s: float
     costs: dict[tuple[int, int], int] = field(default_factory=dict)
     """(worker index, boot) → bytes of credit that go back."""
 
@@ -128,6 +130,10 @@ class ShardStream:
             return
         self._queue.append(_Queued(index, boot, events))
         self._wake.set()
+
+    def responds(self, within_s: float) -> bool:
+        """Whether the stream is up and no batch of ours has waited longer than that."""
+        return self.attached and (not self._untaken or time.monotonic() - self._untaken[0].sent_s < within_s)
 
     async def reserve(self, request: state_pb2.ReserveRequest, timeout_s: float) -> state_pb2.ReserveReply | None:
         """Asks this shard for a reservation; None: it did not answer."""
@@ -219,7 +225,7 @@ class ShardStream:
     def _next_batch(self) -> state_pb2.LinkBatch:
         """Whatever waits, up to BATCH_BYTES; what one attach of one worker said in a row becomes one set of columns."""
         self._batch_no += 1
-        untaken = _Untaken(self._batch_no)
+        untaken = _Untaken(self._batch_no, time.monotonic())
         batch = state_pb2.LinkBatch(batch_no=self._batch_no)
         joined: dict[tuple[int, int, int], list[lanes.Events]] = {}
         queue, size_bytes = self._queue, 0

@@ -13,6 +13,7 @@ Memory: per group at most its credit, its CLOSED and OPENED events and an announ
 from __future__ import annotations
 
 import os
+import struct
 from array import array
 from collections.abc import Callable
 from typing import Final
@@ -31,12 +32,14 @@ FLUSH_BYTES: Final = 262_144
 """A group's columns are sent within a round already, when they are this large: messages stay far below gRPC's 4 MiB."""
 NAMED_PER_MESSAGE: Final = 4_096
 _COST = lanes.EVENT_COST_BYTES
+_DATA = lanes.DATA
+_length = struct.Struct(">I").unpack_from
 
 
 class Group:
     """One shard, as this worker knows it."""
 
-    __slots__ = ("attach", "conn_ids", "credit_bytes", "data", "kinds", "lengths", "number", "paused", "size_bytes")
+    __slots__ = ("attach", "conn_ids", "credit_bytes", "data", "kinds", "number", "paused", "size_bytes")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -45,7 +48,6 @@ class Group:
         self.credit_bytes = 0
         self.kinds = bytearray()
         self.conn_ids: list[int] = []
-        self.lengths: list[int] = []
         self.data: list[bytes] = []
         self.size_bytes = 0
         self.paused: dict[int, int] = {}
@@ -58,7 +60,6 @@ class Group:
         n = len(data)
         self.kinds.append(kind)
         self.conn_ids.append(conn_id)
-        self.lengths.append(n)
         self.data.append(data)
         self.size_bytes += n + _COST
         self.credit_bytes -= n + _COST
@@ -67,7 +68,6 @@ class Group:
         """Forgets the columns."""
         self.kinds.clear()
         self.conn_ids.clear()
-        self.lengths.clear()
         self.data.clear()
         self.size_bytes = 0
 
@@ -191,7 +191,7 @@ class Uplink:
             if not run:
                 return
             n = len(run)
-        elif n > 4 and int.from_bytes(data[:4], "big") == n - 4 <= self._limit_bytes:
+        elif n > 4 and _length(data)[0] == n - 4 <= self._limit_bytes:
             run = data  # one whole frame: the usual case
         else:
             try:
@@ -204,10 +204,10 @@ class Uplink:
                 if not n:
                     return
             run = data[:n]
-        sockets.flags[fd] &= ~FRESH
-        group.kinds.append(lanes.DATA)
+        if sockets.flags[fd] & FRESH:
+            sockets.flags[fd] &= ~FRESH
+        group.kinds.append(_DATA)
         group.conn_ids.append(conn_id)
-        group.lengths.append(n)
         group.data.append(run)
         n += _COST
         group.credit_bytes -= n
@@ -294,7 +294,7 @@ class Uplink:
                 group.attach,
                 bytes(group.kinds),
                 array("Q", group.conn_ids).tobytes(),
-                array("I", group.lengths).tobytes(),
+                array("I", map(len, group.data)).tobytes(),
                 b"".join(group.data),
             )
         )

@@ -516,6 +516,19 @@ async def test_a_home_that_is_silent_for_two_seconds_is_replaced_by_a_live_shard
         await until(lambda: w.config.until_ms > before_ms, "the reservation goes on")
 
 
+async def test_a_home_that_takes_nothing_for_two_seconds_is_no_place_for_new_connections(cluster: Make) -> None:
+    c = await cluster(workers=1)
+    c.publish(homes=("s0",))
+    async with c.link(), worker(c, 0, boot=1) as w:
+        await attached(w)
+        await until(lambda: w.config.slots == tuple(range(512)))
+        c.shards[0].takes = False
+        w.event(0, b"x")
+        await until(lambda: w.config.slots == tuple(range(512, 1024)))
+        c.shards[0].say_taken()
+        await until(lambda: w.config.slots == tuple(range(512)))
+
+
 async def test_a_shard_that_cannot_reserve_is_passed_over(cluster: Make) -> None:
     c = await cluster()
     c.shards[0].reserves = False

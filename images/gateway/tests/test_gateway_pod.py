@@ -159,7 +159,9 @@ async def pod(make_settings: Callable[..., Settings], tmp_path: Path) -> AsyncIt
     write(settings.topology.path, topology)
     file = tmp_path / "plato.yaml"
     file.write_text(dump(settings))
-    process = subprocess.Popen([sys.executable, "-m", "plato_gateway", "--settings", str(file)])
+    process = await asyncio.to_thread(
+        subprocess.Popen, [sys.executable, "-m", "plato_gateway", "--settings", str(file)]
+    )
     try:
         yield RunningPod(settings, process, shard)
     finally:

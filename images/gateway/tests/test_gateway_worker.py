@@ -71,6 +71,7 @@ class FakeLink:
         self.until(lambda: sum(k == lanes.END for k, _, _ in self.events) >= len(groups))
 
     def send(self, message: bytes) -> None:
+        self._sock.settimeout(DEADLINE_S)
         self._sock.sendall(message)
 
     def frames(self, entries: list[tuple[int, bytes, bytes, int]]) -> None:

@@ -168,10 +168,15 @@ class Outbox:
             self._rewind(lane, expected)
             return Verdict.NOTHING
         # Busy; or the expected one is settled here, which the server learns by `acked` when what stands before it is.
-        self._rewind(lane, client_id)
-        lane.not_before_ms = now_ms + self._timing.backoff_ms(lane.later, self._chance)
-        lane.later += 1
+        self._later(lane, client_id, now_ms)
         return Verdict.NOTHING
+
+    def later(self, now_ms: int) -> None:
+        """An uplink was answered "later" without being named: everything in flight goes back and waits."""
+        for lane in self._busy.values():
+            if lane.flying:
+                lane.probing = True
+                self._later(lane, next(iter(lane.flying)), now_ms)
 
     def settle(self, client_msg_id: bytes) -> Entry | None:
         """Takes an entry out: it has its outcome. None: it was settled before, or is not ours."""
@@ -231,6 +236,11 @@ class Outbox:
         lane.next_send = min(lane.next_send, max(client_id, next(iter(lane.entries))))
         for flown in [n for n in lane.flying if n >= lane.next_send]:
             self._land(lane, flown)
+
+    def _later(self, lane: Lane, client_id: int, now_ms: int) -> None:
+        self._rewind(lane, client_id)
+        lane.not_before_ms = now_ms + self._timing.later_ms(lane.later, self._chance)
+        lane.later += 1
 
     def _land(self, lane: Lane, client_id: int) -> None:
         if client_id in lane.flying:

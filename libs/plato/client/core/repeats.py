@@ -13,6 +13,8 @@ from typing import Final
 from plato.wire.v1 import client_pb2 as pb
 
 UNANSWERED_MAX: Final = 3
+LATER_MIN_MS: Final = 250
+"""First back-off after an answer "later": who answers is alive, so this is shorter than the repeat of what is unanswered."""
 
 Chance = Callable[[], float]
 """Gives [0, 1): the caller's source of jitter."""
@@ -32,6 +34,10 @@ class Timing:
     def backoff_ms(self, times: int, chance: Chance) -> int:
         """repeat_min × 2^times, at most repeat_max, less up to a quarter by chance."""
         return jittered_ms(self.repeat_min_ms, self.repeat_max_ms, times, chance)
+
+    def later_ms(self, times: int, chance: Chance) -> int:
+        """LATER_MIN_MS × 2^times, at most repeat_max, less up to a quarter by chance."""
+        return jittered_ms(min(LATER_MIN_MS, self.repeat_max_ms), self.repeat_max_ms, times, chance)
 
 
 def jittered_ms(first_ms: int, most_ms: int, times: int, chance: Chance) -> int:
@@ -83,6 +89,11 @@ class Requests:
         """The open request of this key."""
         return self._open.get((kind, ref))
 
+    def only(self, kind: pb.CmdType.ValueType) -> Request | None:
+        """The open request of this type, if there is one and no second: what an answer without a ref must mean."""
+        found = [r for r in self._open.values() if r.kind == kind]
+        return found[0] if len(found) == 1 else None
+
     def done(self, kind: pb.CmdType.ValueType, ref: int) -> Request | None:
         """Takes the request out: it is answered, or not wanted any more."""
         return self._open.pop((kind, ref), None)
@@ -95,7 +106,7 @@ class Requests:
     def later(self, request: Request, now_ms: int) -> None:
         """It was answered "later": the same again after a back-off."""
         request.unanswered = 0
-        request.due_ms = now_ms + self._timing.backoff_ms(request.later, self._chance)
+        request.due_ms = now_ms + self._timing.later_ms(request.later, self._chance)
         request.later += 1
 
     def expire(self, now_ms: int) -> list[bytes] | None:

@@ -540,6 +540,8 @@ class Machine:
     def _error(self, error: pb.ErrorMsg, now_ms: int) -> None:
         """A refusal that belongs to no other frame, or the reason of a close that follows."""
         request = self._requests.find(error.type, error.ref)
+        if request is None and not error.ref:
+            request = self._requests.only(error.type)
         act = action(error.code)
         if act is Action.LOGIN and request is None and self._step is not Step.LIVE:
             return  # it answers what was sent before our Login or ReConn and says nothing about that
@@ -547,8 +549,10 @@ class Machine:
             self._ended(error.code, now_ms)
         elif request is not None:
             self._coded(request, error.code, now_ms)
-        elif error.code == Code.SYNC_FIRST and self._step is Step.LIVE:
+        elif self._step is Step.LIVE and error.code == Code.SYNC_FIRST:
             self._traffic.resync(now_ms)
+        elif self._step is Step.LIVE and error.type == pb.UP and act is Action.RETRY:
+            self._traffic.outbox.later(now_ms)
 
     def _ended(self, code: int, now_ms: int) -> None:
         """A code that is about the session or the socket."""

@@ -33,9 +33,10 @@ from plato.core.codes import Action, action
 from plato.core.conversations import dialogue_id
 from plato.wire.v1 import client_pb2 as pb
 
-PULLS: Final = 4
+PULLS: Final = 2
 PULL_ROWS: Final = 100
-HISTORIES: Final = 8
+HISTORIES: Final = 1
+"""With one Sync these stay within the four requests that a connection may have open; a fifth is answered "busy"."""
 
 
 class Traffic:

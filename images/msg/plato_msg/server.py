@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
@@ -58,10 +59,19 @@ async def start(servicer: MsgServicer, host: str, port: int) -> tuple[grpc.aio.S
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     msg_pb2_grpc.add_MsgServicer_to_server(servicer, server)
     try:
+        _probe(host, port)  # gRPC writes lines of its own about a port in use
         bound = server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError as e:
+    except (OSError, RuntimeError) as e:
+        why = e.strerror if isinstance(e, OSError) else e
         raise SettingsError(
-            f"msg.grpc_port: {port} cannot be used on {host}: {e}; free it or choose another one"
+            f"msg.grpc_port: {port} cannot be used on {host}: {why}; free it or choose another one"
         ) from e
     await server.start()
     return server, bound
+
+
+def _probe(host: str, port: int) -> None:
+    """Raises OSError where nobody could listen."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host.strip("[]"), port))

@@ -10,10 +10,10 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from plato.api import names
 
@@ -26,6 +26,7 @@ class SettingsError(Exception):
 
 
 def _worker_count(count: int) -> int:
+    """1, 2, 4, 8 or 16."""  # on the page of settings too
     if count not in (1, 2, 4, 8, 16):
         raise ValueError("must be 1, 2, 4, 8 or 16")
     return count
@@ -65,27 +66,53 @@ class GatewaySettings(_Section):
     ws_port: Port = Field(names.GATEWAY_WS_PORT, description="WebSocket clients connect here, path /ws.")
     admin_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz, /metrics and the load figures.")
     admin_port: Port = Field(names.GATEWAY_ADMIN_PORT, description="Health, metrics; ipconfig asks here for the load.")
-    workers: Annotated[int, AfterValidator(_worker_count)] = Field(2, description="Worker processes; one per core.")
-    max_connections: int = Field(50_000, ge=1, le=1_000_000, description="Per gateway; past it: try the next.")
-    max_frame_bytes: int = Field(65_536, ge=4_096, le=1_048_576, description="Largest payload of one frame.")
-    send_queue_bytes: int = Field(1_048_576, ge=65_536, description="Per connection; past it: closed as slow.")
-    login_timeout_ms: int = Field(10_000, ge=100, description="A connection that sends no frame is closed.")
-    credit_bytes: int = Field(4_194_304, ge=65_536, description="Uplink bytes on their way per worker and shard.")
+    workers: Annotated[int, AfterValidator(_worker_count)] = Field(
+        2, description="Worker processes; one per core, a power of two."
+    )
+    max_connections: int = Field(
+        50_000,
+        ge=1,
+        le=1_000_000,
+        description="Per gateway; past it a client is told to try the next: memory is bounded.",
+    )
+    max_frame_bytes: int = Field(
+        65_536, ge=4_096, le=1_048_576, description="Largest payload of one frame; a larger one closes its connection."
+    )
+    send_queue_bytes: int = Field(
+        1_048_576, ge=65_536, description="Per connection; past it: closed as slow, so that it takes no other's memory."
+    )
+    login_timeout_ms: int = Field(
+        10_000,
+        ge=100,
+        description="A connection that sends no frame is closed: idle sockets must not fill the gateway.",
+    )
+    credit_bytes: int = Field(
+        4_194_304, ge=65_536, description="Uplink bytes on their way per worker and shard: a slow shard stops no other."
+    )
     ws_origins: tuple[str, ...] = Field((), description="Origins that browsers may come from; empty: any loopback.")
     run_dir: Path = Field(Path("run"), description="Folder of the worker-link socket.")
 
 
 class StateSettings(_Section):
-    """A state shard and the timers that clients are told."""
+    """A state shard and the timers that clients are told. repeat_max_ms ≥ repeat_min_ms; fence_stop_ms < fence_stale_ms."""
 
     host: str = Field("127.0.0.1", description="Address that gateways, msg and other shards connect to.")
     port: Port = Field(names.STATE_PORT, description="gRPC.")
     admin_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics.")
     admin_port: Port = Field(names.STATE_ADMIN_PORT, description="Health and metrics.")
-    login_timeout_ms: int = Field(10_000, ge=100, description="From opened to the committed Sync.")
-    heartbeat_ms: int = Field(30_000, ge=200, le=240_000, description="Told to clients.")
-    resume_window_ms: int = Field(300_000, ge=1_000, description="How long a session waits for its client.")
-    reconnect_delay_ms: int = Field(1_000, ge=0, le=60_000, description="Upper bound of a client's random delay.")
+    login_timeout_ms: int = Field(10_000, ge=100, description="From opened to the committed Sync; then it is closed.")
+    heartbeat_ms: int = Field(
+        30_000,
+        ge=200,
+        le=240_000,
+        description="Told to clients: shorter finds dead sockets sooner, longer saves batteries.",
+    )
+    resume_window_ms: int = Field(
+        300_000, ge=1_000, description="How long a session waits for its client to come back; then it must log in."
+    )
+    reconnect_delay_ms: int = Field(
+        1_000, ge=0, le=60_000, description="Upper bound of a client's random delay: a crowd comes back spread out."
+    )
     repeat_min_ms: int = Field(2_000, ge=50, description="First repeat of what is unanswered; told to clients.")
     repeat_max_ms: int = Field(30_000, ge=50, description="Longest repeat; told to clients.")
     pending_ms: int = Field(1_000, ge=50, le=1_000, description="An unsettled frame is answered `pending` after this.")
@@ -97,6 +124,20 @@ class StateSettings(_Section):
     bus_queue_bytes: int = Field(
         33_554_432, ge=1_048_576, description="Uplink bytes that wait for the bus; past it: busy."
     )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.repeat_max_ms < self.repeat_min_ms:
+            raise ValueError(
+                f"repeat_max_ms ({self.repeat_max_ms}) must not be below repeat_min_ms ({self.repeat_min_ms})"
+            )
+        if self.fence_stop_ms >= self.fence_stale_ms:
+            # Else another shard could serve a slot while this one still answers for it.
+            raise ValueError(
+                f"fence_stop_ms ({self.fence_stop_ms}) must be below fence_stale_ms ({self.fence_stale_ms}): "
+                "an owner stops before another takes over"
+            )
+        return self
 
 
 class MsgSettings(_Section):
@@ -112,7 +153,7 @@ class MsgSettings(_Section):
 
 
 class IpconfigSettings(_Section):
-    """The list of gateways."""
+    """The list of gateways. silent_ms ≥ poll_ms."""
 
     host: str = Field("127.0.0.1", description="Address that clients ask for gateways.")
     port: Port = Field(names.IPCONFIG_PORT, description="GET /ip/list.")
@@ -120,6 +161,14 @@ class IpconfigSettings(_Section):
     internal_port: Port = Field(names.IPCONFIG_INTERNAL_PORT, description="Health, metrics and /explain.")
     poll_ms: int = Field(1_000, ge=50, description="How often each gateway is asked for its load.")
     silent_ms: int = Field(3_000, ge=100, description="A gateway silent this long is listed last, as unknown.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.silent_ms < self.poll_ms:
+            raise ValueError(
+                f"silent_ms ({self.silent_ms}) must not be below poll_ms ({self.poll_ms}): every gateway would be silent"
+            )
+        return self
 
 
 class DatabaseSettings(_Section):
@@ -270,6 +319,8 @@ def _one_line(error: ValidationError) -> str:
     reason = first["msg"]
     reason = reason.removeprefix("Value error, ")
     reason = reason[0].lower() + reason[1:]
+    if len(where) == 1 and isinstance(value, (dict, BaseModel)):
+        return f"{key}: {reason}; correct it in plato.yaml{more}"
     return f"{key}: {value!r} cannot be used: {reason}; correct it in plato.yaml or {variable}{more}"
 
 

@@ -79,11 +79,20 @@ class _Job:
 class Downlink:
     """The fan-out of one msg process. `run` does everything; `submit` feeds it."""
 
-    def __init__(self, topology: TopologySource, routes: RouteReader, shards: ShardClient, dirty: DirtyStore) -> None:
+    def __init__(
+        self,
+        topology: TopologySource,
+        routes: RouteReader,
+        shards: ShardClient,
+        dirty: DirtyStore,
+        *,
+        lane_bytes: int = LANE_BYTES,
+    ) -> None:
         self.topology = topology
         self._routes = routes
         self.shards = shards
         self._dirty = dirty
+        self._lane_bytes = lane_bytes
         self._queue: asyncio.Queue[tuple[Sequence[Decision], Sequence[Ticket]]] = asyncio.Queue(QUEUE)
         self._lanes: dict[str, _Lane] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -115,7 +124,7 @@ class Downlink:
         lane = self._lanes.get(shard)
         if lane is None:
             assert self._tasks is not None
-            lane = self._lanes[shard] = _Lane(shard, self)
+            lane = self._lanes[shard] = _Lane(shard, self, self._lane_bytes)
             self._tasks.create_task(lane.run())
         lane.add(part, jobs, look)
 
@@ -185,17 +194,18 @@ class Downlink:
 class _Lane:
     """Everything on its way to one shard, in order."""
 
-    def __init__(self, shard: str, downlink: Downlink) -> None:
+    def __init__(self, shard: str, downlink: Downlink, limit_bytes: int) -> None:
         self._shard = shard
         self._downlink = downlink
         self._parts: deque[tuple[Part | None, list[_Job], int]] = deque()  # None: dropped for want of room
         self._bytes = 0
+        self._limit_bytes = limit_bytes
         self._dropped = 0
         self._filled = asyncio.Event()
         self._away = False
 
     def add(self, part: Part, jobs: list[_Job], look: int) -> None:
-        if self._bytes + part.size_bytes > LANE_BYTES and self._parts:
+        if self._bytes + part.size_bytes > self._limit_bytes and self._parts:
             self._dropped += len(part.entries)
             self._parts.append((None, jobs, look))
         else:

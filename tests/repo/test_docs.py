@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def _plato_commands() -> set[str]:
 @pytest.mark.parametrize("page", [p for p in PAGES if p in TOP_PAGES or p.startswith("docs/")])
 def test_each_command_on_a_page_exists(page: str) -> None:
     for command in _commands(page):
-        words = command.split("#")[0].split()
+        words = shlex.split(command, comments=True)
         if words[:1] == ["make"]:
             targets = [w for w in words[1:] if "=" not in w and not w.startswith("-")]
             assert not (set(targets) - _make_targets()), f"{page}: {command}"

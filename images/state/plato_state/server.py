@@ -35,6 +35,9 @@ MAX_AHEAD_MS: Final = 60_000
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
+    # A gateway's machine that vanished without a word is noticed; its sessions stop ageing then (R10).
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it
 )
 

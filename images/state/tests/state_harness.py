@@ -52,8 +52,6 @@ def settings_for(name: str, uid: str, **flags: Any) -> Settings:
         "state.resume_window_ms": 60_000,
         "state.repeat_min_ms": 2_000,
         "state.pending_ms": 1_000,
-        "state.fence_stale_ms": 1_000,
-        "state.fence_stop_ms": 500,
     }
     base.update({key.replace("__", "."): value for key, value in flags.items()})
     return load(None, environ={}, flags=base)
@@ -327,6 +325,7 @@ class Link:
         self._batch_no = 0
         self._taken = 0
         self._shard_took = 0
+        self._writing = asyncio.Lock()  # gRPC takes one write at a time
         self._channel: grpc.aio.Channel | None = None
         self._reader: asyncio.Task[None] | None = None
 
@@ -340,7 +339,7 @@ class Link:
         hello = state_pb2.LinkHello(
             gateway="edge-0", uid="g", worker_id=self.worker_id, workers=self.workers, link_boot=link_boot
         )
-        await self._call.write(state_pb2.LinkBatch(hello=hello))
+        await self._write(state_pb2.LinkBatch(hello=hello))
         self._reader = asyncio.create_task(self._read())
         if announce is not None:
             await self.announce(announce)
@@ -374,7 +373,7 @@ class Link:
             lengths=array("I", [len(d) for _, _, d in events]).tobytes(),
             data=b"".join(d for _, _, d in events),
         )
-        await self._call.write(batch)
+        await self._write(batch)
         if settle:
             await until(lambda: self._shard_took >= number or self.ended.is_set())
 
@@ -393,7 +392,7 @@ class Link:
 
     async def take(self) -> None:
         """Tells the shard which batches were taken."""
-        await self._call.write(state_pb2.LinkBatch(taken=self._taken))
+        await self._write(state_pb2.LinkBatch(taken=self._taken))
 
     async def close(self) -> None:
         """The stream ends, as when the link dies."""
@@ -411,6 +410,10 @@ class Link:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def _write(self, batch: state_pb2.LinkBatch) -> None:
+        async with self._writing:
+            await self._call.write(batch)
+
     async def _read(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError):
             while isinstance(batch := await self._call.read(), state_pb2.StateBatch):
@@ -420,7 +423,7 @@ class Link:
                     self.got.setdefault(conn_id, []).append(received)
                 if batch.batch_no and not self.hold_taken:
                     self._taken = batch.batch_no
-                    await self._call.write(state_pb2.LinkBatch(taken=self._taken))
+                    await self._write(state_pb2.LinkBatch(taken=self._taken))
         self.ended.set()
 
 

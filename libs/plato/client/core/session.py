@@ -429,11 +429,13 @@ class Machine:
             self._out.writes.meta["session"] = ""
 
     def _tune(self, ack: pb.ACKMsg) -> None:
-        """Takes over what the server told; 0 means: not told."""
+        """Takes over what the server told; without a heartbeat interval it told nothing."""
         timing = self.timing
-        timing.heartbeat_ms = ack.heartbeat_ms or timing.heartbeat_ms
+        if not ack.heartbeat_ms:
+            return
+        timing.heartbeat_ms = ack.heartbeat_ms
+        timing.reconnect_delay_ms = ack.reconnect_delay_ms  # 0 is a time, too
         timing.resume_window_ms = ack.resume_window_ms or timing.resume_window_ms
-        timing.reconnect_delay_ms = ack.reconnect_delay_ms or timing.reconnect_delay_ms
         timing.repeat_min_ms = ack.repeat_min_ms or timing.repeat_min_ms
         timing.repeat_max_ms = max(ack.repeat_max_ms or timing.repeat_max_ms, timing.repeat_min_ms)
         timing.max_body_bytes = ack.max_body_bytes or timing.max_body_bytes

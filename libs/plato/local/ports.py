@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import random
 import socket
 from collections.abc import Iterable
@@ -142,12 +141,11 @@ def _by_whom(port: int) -> str:
                     inodes.add(f"socket:[{fields[9]}]")
     if not inodes:
         return ""
-    for process in os.scandir("/proc"):
-        if process.name.isdigit():
-            with contextlib.suppress(OSError):
-                for fd in os.scandir(f"{process.path}/fd"):
-                    with contextlib.suppress(OSError):
-                        if str(Path(fd.path).readlink()) in inodes:
-                            name = Path(process.path, "comm").read_text(encoding="utf-8").strip()
-                            return f" by {name} (process {process.name})"
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for fd in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if str(fd.readlink()) in inodes:
+                        name = (process / "comm").read_text(encoding="utf-8").strip()
+                        return f" by {name} (process {process.name})"
     return ""

@@ -1,0 +1,190 @@
+"""How a service starts, says what is wrong, logs, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from plato.runtime import admin
+from plato.runtime.process import CANNOT_START
+from plato.runtime.settings import SettingsError, load
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+_SERVICE = """
+import asyncio, sys
+from plato.runtime import logs
+from plato.runtime.process import StartError, run, until_stopped
+
+async def main(settings):
+    log = logs.get("part")
+    async def work():
+        await asyncio.Event().wait()
+    async def fail():
+        raise ValueError("a fault")
+    what = settings.process.name
+    if what == "port":
+        raise StartError("state.port: cannot listen on 127.0.0.1:1; set another one")
+    log.info("serving", conn_id=2**60, msg_id=7, trace_id=b"\\x01\\xff", user="ü")
+    log.debug("not shown")
+    print("up", flush=True)
+    return await until_stopped([asyncio.create_task(fail() if what == "fail" else work(), name="work")])
+
+sys.exit(run("service", main))
+"""
+
+
+def start(name: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PLATO_")}
+    return subprocess.Popen(
+        [sys.executable, "-c", _SERVICE, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**env, "PLATO_PROCESS__NAME": name, **variables},
+        cwd="/",
+    )
+
+
+def end(service: subprocess.Popen[str], number: int | None = None) -> tuple[int, list[str]]:
+    """Waits until it is up if it should be signalled; returns its exit code and the lines of its log."""
+    if number is not None:
+        assert service.stdout is not None
+        assert service.stdout.readline() == "up\n"
+        service.send_signal(number)
+    _, err = service.communicate(timeout=30)
+    return service.returncode, err.splitlines()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_service_in_order(number: int) -> None:
+    code, log = end(start("plato-s0"), number)
+    assert code == 0
+    assert len(log) == 1
+
+
+def test_logs_are_json_with_ids_as_text_and_traces_as_hex() -> None:
+    _, (line,) = end(start("plato-s0"), signal.SIGTERM)
+    entry: dict[str, Any] = json.loads(line)
+    assert entry.pop("ts").endswith("Z")
+    assert entry == {
+        "event": "serving",
+        "level": "info",
+        "process": "plato-s0",
+        "part": "part",
+        "conn_id": str(2**60),
+        "msg_id": "7",
+        "trace_id": "01ff",
+        "user": "ü",
+    }
+
+
+def test_the_level_is_a_setting() -> None:
+    assert len(end(start("plato-s0", PLATO_LOG__LEVEL="debug"), signal.SIGTERM)[1]) == 2
+    assert end(start("plato-s0", PLATO_LOG__LEVEL="error"), signal.SIGTERM)[1] == []
+
+
+def test_a_service_does_not_run_on_with_a_part_of_it_dead() -> None:
+    code, log = end(start("fail"))
+    assert code == 1
+    entry = json.loads(log[-1])
+    assert (entry["event"], entry["task"]) == ("a task ended", "work")
+    assert "ValueError: a fault" in entry["exception"]
+
+
+def test_settings_that_cannot_work_are_one_line_and_code_2(tmp_path: Path) -> None:
+    code, log = end(start("x", PLATO_STATE__PORTT="1"))
+    assert code == 2
+    assert len(log) == 1
+    assert log[0].startswith("service: state.portt: unknown key; known here: ")
+    code, log = end(start("x", "--settings", str(tmp_path / "nowhere")))
+    assert code == 2
+    assert len(log) == 1
+
+
+def test_a_machine_that_cannot_serve_is_one_line_and_a_code_of_its_own() -> None:
+    code, log = end(start("port"))
+    assert code == CANNOT_START
+    assert log == ["service: state.port: cannot listen on 127.0.0.1:1; set another one"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"state.fence_stop_ms": 10_000}, "state: fence_stop_ms (10000) must be below fence_stale_ms (10000)"),
+        ({"state.repeat_max_ms": 60, "state.repeat_min_ms": 61}, "state: repeat_max_ms (60) must not be below"),
+        ({"ipconfig.poll_ms": 3_001}, "ipconfig: silent_ms (3000) must not be below poll_ms (3001)"),
+    ],
+)
+def test_times_that_cannot_go_together_are_refused_in_one_line(flags: dict[str, int], words: str) -> None:
+    with pytest.raises(SettingsError) as told:
+        load(environ={}, flags=flags)
+    assert str(told.value).startswith(words)
+    assert "\n" not in str(told.value)
+    assert str(told.value).endswith("correct it in plato.yaml")
+
+
+# ── the admin port ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _get(port: int, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+        return answer.status, await answer.text()
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+async def test_admin_tells_health_readiness_with_its_reason_and_metrics() -> None:
+    why = ["slots are loading"]
+
+    async def more(_: Request) -> Response:
+        return PlainTextResponse("more")
+
+    port = _free_port()
+    server = admin.HttpServer(admin.app(lambda: why[0], [Route("/more", more)]), "127.0.0.1", port)
+    await server.start()
+    try:
+        assert await _get(port, "/healthz") == (200, "ok\n")
+        status, body = await _get(port, "/readyz")
+        assert (status, json.loads(body)) == (503, {"ready": False, "reason": "slots are loading"})
+        why[0] = ""
+        status, body = await _get(port, "/readyz")
+        assert (status, json.loads(body)) == (200, {"ready": True, "reason": ""})
+        assert "# TYPE python_info gauge" in (await _get(port, "/metrics"))[1]
+        assert await _get(port, "/more") == (200, "more")
+    finally:
+        await server.stop()
+    with pytest.raises(aiohttp.ClientError):
+        await _get(port, "/healthz")
+
+
+async def test_admin_says_at_once_that_its_port_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = admin.HttpServer(admin.app(lambda: ""), "127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(OSError, match="in use"):
+            await server.start()
+
+
+async def test_admin_leaves_the_signals_of_the_process_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    server = admin.HttpServer(admin.app(lambda: ""), "127.0.0.1", _free_port())
+    await server.start()
+    assert signal.getsignal(signal.SIGTERM) is before
+    await asyncio.wait_for(server.stop(), 10)

@@ -25,6 +25,7 @@ from plato.wire.v1 import client_pb2 as pb
 from plato.wire.v1 import state_pb2, state_pb2_grpc
 from plato.wire.v1.bus_pb2 import Record
 from plato_state.service import Ports, StateShard
+from plato_state.shard import ticks
 
 STAMP_MS = 1_800_000_000_000
 WORKER_ID = 7
@@ -40,6 +41,12 @@ async def until(what: Callable[[], Any], timeout_s: float = 5.0) -> Any:
             raise AssertionError("the condition did not come true in time")
         await asyncio.sleep(0.005)
     return value
+
+
+async def passed(state: StateShard, ms: int) -> None:
+    """Waits until the shard has counted so many milliseconds, in its own ticks."""
+    end = state.shard.now + ticks(ms)
+    await until(lambda: state.shard.now >= end, 10 + ms / 100)
 
 
 def settings_for(name: str, uid: str, **flags: Any) -> Settings:

@@ -8,7 +8,7 @@ from functools import partial
 from plato.core.codes import Action, Code
 from plato.ports import Route
 from plato.wire.v1 import client_pb2 as pb
-from state_harness import Client, Link, World, command, deliver, push_frame, until, up
+from state_harness import Client, Link, World, command, deliver, passed, push_frame, until, up
 
 
 def route_is(world: World, route: Route) -> bool:
@@ -174,7 +174,7 @@ async def test_r2_a_device_that_comes_back_through_another_gateway_keeps_its_rou
         await link.closed(old.conn_id)
         for _ in range(8):
             assert (await new.heartbeat()).code == Code.OK
-            await asyncio.sleep(0.2)
+            await passed(state, 200)
         assert world.memory.routes["alice", 1] == Route(new.conn_id, 2)
         assert not new.of(pb.KICK)
         assert not new.of(pb.ERROR)

@@ -199,6 +199,8 @@ class ServiceKeeper(Keeper):
             uid = self._registry.renew([self.name])[self.name]
         self._served = False
         logs.rotate(self.spec.log)
+        if self.spec.pids is not None:
+            self.spec.pids.unlink(missing_ok=True)  # the pids in it may be somebody else's by now
         return Child(self.spec.argv, log=self.spec.log, env=self.spec.environment(uid))
 
     async def _until_end(self, child: Child) -> bool:

@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from plato import __version__
@@ -33,8 +34,25 @@ _READY_TIMEOUT_S: Final = 60.0
 _STATUS_EVERY_S: Final = 1.0
 _STOP_ORDER: Final = (("ipconfig", "gateway"), ("state",), ("msg",), ("valkey", "postgres"))
 _STOP_TIMEOUT_S: Final = 5.0
+_MOST_FILES: Final = 1_048_576
 
 Say = Callable[[str], None]
+
+
+async def _all_started(*servers: Server) -> None:
+    """Starts them side by side. Raises the first fault once all are through, so that no start runs on unseen."""
+    results = await asyncio.gather(*(server.start() for server in servers), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _allow_many_files() -> None:
+    """Raises our limit of open files, and so our children's, as far as it goes: a gateway holds a descriptor per client."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class Supervisor:
@@ -43,7 +61,7 @@ class Supervisor:
     def __init__(self, settings: Settings, say: Say, how_to_chat: Callable[[], str]) -> None:
         """say: prints one line of progress. how_to_chat: the text shown once everything serves."""
         self._settings = settings
-        self._say = say
+        self._print = say
         self._how_to_chat = how_to_chat
         self._folder = DataFolder(data_dir(settings))
         self._keepers: dict[str, Keeper] = {}
@@ -58,6 +76,7 @@ class Supervisor:
         """Runs until a signal or `plato down`. Returns the exit code. Raises LocalError or ServerError at a start that
         cannot work."""
         self._catch_signals()
+        _allow_many_files()
         self._ports = plan(self._settings)
         cluster_uid = self._folder.prepare()
         with self._folder.locked():
@@ -91,7 +110,7 @@ class Supervisor:
             logs.rotate(keeper.server.log)
         late = asyncio.get_running_loop().call_later(_READY_TIMEOUT_S, self._say_late, (postgres, valkey))
         try:
-            if await self._or_stop(asyncio.gather(postgres.start(), valkey.start())):
+            if await self._or_stop(_all_started(postgres, valkey)):
                 return
         finally:
             late.cancel()
@@ -126,8 +145,9 @@ class Supervisor:
                 self._pods.append(PodWatch(spec.name, spec.pids))
             keeper.begin()
 
-    async def _or_stop(self, work: asyncio.Future[Any]) -> bool:
-        """Waits for `work` or for the order to stop; returns whether the order came. Raises what `work` raises."""
+    async def _or_stop(self, coroutine: Coroutine[Any, Any, None]) -> bool:
+        """Waits for it or for the order to stop; returns whether the order came. Raises what it raises."""
+        work = asyncio.create_task(coroutine)
         stop = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -165,7 +185,8 @@ class Supervisor:
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
+                loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -200,6 +221,10 @@ class Supervisor:
 
     def _mark(self) -> None:
         self._changed.set()
+
+    def _say(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # a closed terminal or pipe must not end the cluster
+            self._print(line)
 
     async def _keep_status(self) -> None:
         """Writes status.json at each change and each second; keeps the logs of long runs small."""

@@ -8,6 +8,7 @@ time: on a machine that other work shares, wall time says little.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import subprocess
@@ -41,10 +42,11 @@ def echo_link(run_dir: Path) -> None:
     now_ms = time.time_ns() // 1_000_000
     sock.sendall(lanes.pack_config(lanes.Config(1, tuple(range(1024)), now_ms, now_ms + 3_600_000)))
     sock.sendall(lanes.pack_announce(0, 1, 1 << 40))
-    while data := sock.recv(1 << 20):
-        for message in reader.feed(data):
-            if isinstance(message, lanes.Events):
-                sock.sendall(_back(message))
+    with contextlib.suppress(ConnectionError):
+        while data := sock.recv(1 << 20):
+            for message in reader.feed(data):
+                if isinstance(message, lanes.Events):
+                    sock.sendall(_back(message))
 
 
 def _back(events: lanes.Events) -> bytes:

@@ -28,6 +28,9 @@ from .downlink import Downlink
 from .sockets import CLOSING, FRESH, PAUSED, Sockets
 
 READ_BYTES: Final = 16_384
+"""What one event reads at most."""
+FIRST_READ_BYTES: Final = 4_096
+"""Most reads bring less than this; asking for it first spares a large buffer, which costs as much as the rest in Python."""
 FLUSH_BYTES: Final = 262_144
 """A group's columns are sent within a round already, when they are this large: messages stay far below gRPC's 4 MiB."""
 NAMED_PER_MESSAGE: Final = 4_096
@@ -175,7 +178,7 @@ class Uplink:
             self._pause(fd, group)
             return
         try:
-            data = os.read(fd, READ_BYTES)
+            data = os.read(fd, FIRST_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -184,6 +187,9 @@ class Uplink:
         if not n:
             self._downlink.drop(fd)
             return
+        if n == FIRST_READ_BYTES:
+            data = _read_on(fd, data)
+            n = len(data)
         stats = self._stats
         stats.bytes_in += n
         if fd in sockets.rest:
@@ -338,3 +344,11 @@ class Uplink:
                 sockets.flags[fd] &= ~PAUSED
                 sockets.watch(fd)
         group.paused.clear()
+
+
+def _read_on(fd: int, data: bytes) -> bytes:
+    """`data` and what follows it, up to READ_BYTES; an end or error of the socket is left for the next event to find."""
+    try:
+        return data + os.read(fd, READ_BYTES - len(data))
+    except OSError:
+        return data

@@ -107,6 +107,9 @@ class Worker:
         for fd, event in events:
             what = kind[fd]
             if what == TCP:
+                if event == IN:
+                    read_tcp(fd)
+                    continue
                 if event & IN:
                     read_tcp(fd)
                 elif event & _DEAD:

@@ -1,14 +1,22 @@
-"""Fixtures for every test folder: real servers, started once per session and only when a test asks for one."""
+"""Fixtures for every test folder: real servers and whole embedded clusters, started only when a test asks for one.
+
+A cluster is `plato up` as a subprocess, in a folder and on ports of its own. What its supervisor prints stands in
+<data_dir>/up.log, what its children say in <data_dir>/logs/.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from plato.local.cluster import LocalCluster
 from plato.local.servers import PostgresServer, ValkeyServer
+
+_READY_S = 60.0
 
 
 def _free_port() -> int:
@@ -36,3 +44,32 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     asyncio.run(server.start())
     yield server.url
     asyncio.run(server.stop())
+
+
+@pytest.fixture(scope="session")
+def new_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LocalCluster]]:
+    """new_cluster({"section.key": value}, ready=True) → a running cluster; all are stopped after the last test."""
+    clusters: list[LocalCluster] = []
+
+    def make(settings: Mapping[str, Any] | None = None, *, ready: bool = True) -> LocalCluster:
+        cluster = LocalCluster.launch(tmp_path_factory.mktemp("plato") / "data", settings)
+        clusters.append(cluster)
+        if ready:
+            cluster.wait_ready(_READY_S)
+        return cluster
+
+    yield make
+    for cluster in clusters:
+        cluster.down()
+
+
+@pytest.fixture(scope="session")
+def cluster(new_cluster: Callable[..., LocalCluster]) -> LocalCluster:
+    """One cluster with default settings, shared by every test that leaves it whole."""
+    return new_cluster()
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The folder of the project."""
+    return Path(__file__).resolve().parent

@@ -5,6 +5,7 @@ Each function takes a good History and returns one with a single fault of its ki
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -55,7 +56,7 @@ def swap(history: History, place: str) -> History:
         return replace(history, rows=tuple(moved.get(r.msg_id, r) for r in history.rows))
 
     def swapped(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-        conversation = rows[0].conversation_id
+        conversation = Counter(r.conversation_id for r in rows).most_common(1)[0][0]
         i, j = [n for n, r in enumerate(rows) if r.conversation_id == conversation][:2]
         made = list(rows)
         if place == "sqlite":  # a table has no order but its seqs: the messages trade theirs

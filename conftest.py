@@ -7,6 +7,7 @@ A cluster is `plato up` as a subprocess, in a folder and on ports of its own. Wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from plato.local.cluster import LocalCluster
+from plato.local.folder import LocalError
 from plato.local.servers import PostgresServer, ValkeyServer
 
 _READY_S = 60.0
@@ -46,21 +48,29 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     asyncio.run(server.stop())
 
 
+def _end(cluster: LocalCluster) -> None:
+    try:
+        cluster.down()
+    except LocalError:
+        cluster.kill_supervisor()
+        raise
+
+
 @pytest.fixture(scope="session")
 def new_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LocalCluster]]:
-    """new_cluster({"section.key": value}, ready=True) → a running cluster; all are stopped after the last test."""
-    clusters: list[LocalCluster] = []
+    """new_cluster({"section.key": value}, ready=True) → a running cluster. Each costs a dozen processes until its `down()`;
+    what still runs after the last test is stopped then."""
+    endings = contextlib.ExitStack()
 
     def make(settings: Mapping[str, Any] | None = None, *, ready: bool = True) -> LocalCluster:
         cluster = LocalCluster.launch(tmp_path_factory.mktemp("plato") / "data", settings)
-        clusters.append(cluster)
+        endings.callback(_end, cluster)
         if ready:
             cluster.wait_ready(_READY_S)
         return cluster
 
-    yield make
-    for cluster in clusters:
-        cluster.down()
+    with endings:
+        yield make
 
 
 @pytest.fixture(scope="session")

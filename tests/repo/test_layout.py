@@ -71,7 +71,7 @@ def test_no_package_shadows_the_standard_library() -> None:
 @pytest.mark.parametrize("name", python_files(tests=False))
 def test_a_file_is_one_noun(name: str) -> None:
     assert text(name).count("\n") <= LONGER.get(name, LONGEST_FILE_LINES), (
-        "a file this long holds more than one noun: split it"
+        "a file this long holds several nouns: split it"
     )
     assert Path(name).stem not in ("utils", "util", "helpers", "common", "misc"), "a file is named after what it holds"
 

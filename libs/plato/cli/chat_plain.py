@@ -70,8 +70,11 @@ class PlainChat:
             pass  # the state said why
 
     async def _tell_states(self) -> None:
+        told = ""
         async for state in self._client.states():
-            self._note(str(state))
+            if str(state) != told:
+                told = str(state)
+                self._note(told)
 
     async def _write(self, lines: AsyncIterator[str]) -> int:
         following: set[asyncio.Task[None]] = set()

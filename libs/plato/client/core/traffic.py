@@ -52,6 +52,7 @@ class Traffic:
         self.live = False
         self._line = PushLine()
         self._walk: SyncWalk | None = None
+        self._walk_unsent = False  # the running Sync began in this round, so it covers what this round learns
         self._walk_again = False  # something was lost after the running Sync began
         self._walk_heals = False  # the running Sync follows a loss on this connection
         self._pulls: dict[str, int] = {}  # conversation → ref
@@ -85,6 +86,7 @@ class Traffic:
 
     def flush(self, now_ms: int) -> None:
         """The end of a round: ask for gaps, send what is ready, acknowledge what is stored, note changed conversations."""
+        self._walk_unsent = False
         if self.live:
             self._ask_pulls(now_ms)
             for entry, acked in self.outbox.take_ready(now_ms):
@@ -292,7 +294,7 @@ class Traffic:
     def resync(self, now_ms: int) -> None:
         """Something may have been lost on this connection. While a Sync runs, one more follows it."""
         if self._walk is not None:
-            self._walk_again = True
+            self._walk_again = self._walk_again or not self._walk_unsent
         elif self.live:
             self._walk_heals = True
             self.start_sync(now_ms)
@@ -300,6 +302,7 @@ class Traffic:
     def start_sync(self, now_ms: int) -> None:
         """A Sync from the first page on; the first one of a connection commits it."""
         self._walk = SyncWalk()
+        self._walk_unsent = True
         self._walk_again = False
         self._ask_sync(self._walk, now_ms)
 

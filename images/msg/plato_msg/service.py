@@ -88,11 +88,9 @@ class MsgService:
             return "no reservation of msg_ids yet"
         return ""
 
-    async def run(self) -> None:
-        """Works until cancelled, or raises what a part of it raised."""
-        worker_id = await self._own_worker_id()
-        ids = MsgIds(self._reservations, worker_id, self._options.uid, secrets.randbits(63))
-        uplinks = Uplinks(
+    def uplinks(self, ids: MsgIds) -> Uplinks:
+        """The pipeline, which mints from `ids`."""
+        return Uplinks(
             self._bus,
             self.store,
             self.owners,
@@ -103,6 +101,12 @@ class MsgService:
             partitions=self._options.partitions,
             batch_records=self._options.batch_records,
         )
+
+    async def run(self) -> None:
+        """Works until cancelled, or raises what a part of it raised."""
+        worker_id = await self._own_worker_id()
+        ids = MsgIds(self._reservations, worker_id, self._options.uid, secrets.randbits(63))
+        uplinks = self.uplinks(ids)
         while not await self._reserve(ids):  # noqa: ASYNC110 - the store has no event for this
             await asyncio.sleep(_WAIT_S)
         self._reserved = True

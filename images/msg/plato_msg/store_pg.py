@@ -174,7 +174,8 @@ class Batch:
         if poison:
             await execute(
                 "INSERT INTO bus_poison (partition, position, reason, value)"
-                " SELECT * FROM unnest($1::integer[], $2::bigint[], $3::text[], $4::bytea[])",
+                " SELECT * FROM unnest($1::integer[], $2::bigint[], $3::text[], $4::bytea[])"
+                " ON CONFLICT DO NOTHING",
                 *_columns(poison, 4),
             )
 

@@ -108,7 +108,7 @@ class Uplinks:
         records = await self._bus.read_many(ready, limit, limit_bytes)
         self._drained(ready, records, limit, limit_bytes)
         if records:
-            await self._take(records, under)
+            await self.take(records, under)
         return bool(records)
 
     def _drained(self, ready: dict[int, int], records: list[BusRecord], limit: int, limit_bytes: int) -> None:
@@ -123,17 +123,15 @@ class Uplinks:
             p for p in ready if not counts[p] or (counts[p] < limit and limit_bytes - sizes[p] > RECORD_BYTES)
         }
 
-    async def _take(self, records: list[BusRecord], under: dict[int, Held]) -> None:
+    async def take(self, records: list[BusRecord], under: dict[int, Held]) -> None:
         """Records, sorted by partition and position, to their outcomes; `under`: the ownerships that they were read under.
         Raises Unavailable; what was committed before stays, and is on its way."""
         parts = [records]
         faulty: dict[tuple[int, int], str] = {}  # stood alone and was refused; not "": its outcome too
         while parts:
-            part = [r for r in parts.pop() if self._owners.held.get(r.partition) is under[r.partition]]
-            if not part:
-                continue
+            part = parts.pop()
             try:
-                done = await self._commit(part, under, faulty)
+                decisions, tickets = await self._commit(part, under, faulty)
             except Unstorable as e:
                 if len(part) > 1:
                     parts += [part[len(part) // 2 :], part[: len(part) // 2]]
@@ -146,27 +144,26 @@ class Uplinks:
                 self._owners.step_down(e.partitions)
                 parts.append(part)
             else:
-                if done is None:
-                    parts.append(part)
-                else:
-                    await self._downlink.submit(*done)
+                await self._downlink.submit(decisions, tickets)
 
     async def _commit(
         self, part: list[BusRecord], under: dict[int, Held], faulty: dict[tuple[int, int], str]
-    ) -> tuple[list[Decision], list[Ticket]] | None:
-        """One transaction. None: an ownership changed while we waited for the turn. Raises Unstorable, SteppedDown (then
-        nothing was written) and Unavailable."""
-        uplinks, poison = self._decode(part, faulty)
-        ids = await self._ids.take(len(uplinks))
+    ) -> tuple[list[Decision], list[Ticket]]:
+        """One transaction, of those records whose ownership still is the one that they were read under. Raises Unstorable,
+        SteppedDown (then nothing was written) and Unavailable."""
+        ids = await self._ids.take(len(part))
         plan = Plan()
         async with self._owners.turn:
+            # A partition that was lost and came again begins where its new row says, not here.
+            part = [r for r in part if self._owners.held.get(r.partition) is under[r.partition]]
+            uplinks, poison = self._decode(part, faulty)
             last = {record.partition: record.position for record in part}
-            if any(self._owners.held.get(partition) is not under[partition] for partition in last):
-                return None
             guards = [
                 Guard(p, under[p].epoch, under[p].position, position, under[p].progress.fanned_out)
                 for p, position in last.items()
             ]
+            if not guards:
+                return [], []
             begun = time.perf_counter()
             try:
                 async with self._store.batch(guards) as batch:

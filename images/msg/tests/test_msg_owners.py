@@ -7,10 +7,12 @@ import asyncio
 import pytest
 from msg_harness import PARTITIONS, Cluster, Node, cluster, until, up
 from plato.core.conversations import dialogue_id, partition_of
+from plato.fakes.store import FakeReservationStore
 from plato.ports import Route
 from plato_msg.core.batch import Known, Plan, judge, number
 from plato_msg.core.batch import Uplink as Decoded
 from plato_msg.core.policy import Rules
+from plato_msg.ids import MsgIds
 from plato_msg.store_pg import Guard, PgMsgStore, SteppedDown
 
 ALICE_BOB = dialogue_id("alice", "bob")
@@ -91,6 +93,9 @@ async def test_r7_only_one_of_two_take_overs_wins(postgres_uri: str) -> None:
         won = {row.partition for row in both[0]}, {row.partition for row in both[1]}
         assert won[0] | won[1] == set(range(PARTITIONS))
         assert not won[0] & won[1]
+        stored = {(o, e, p) for o, e, p in await c.fetch("SELECT owner, epoch, partition FROM bus_owner")}
+        assert stored == {(row.owner, row.epoch, row.partition) for rows in both for row in rows}, "who won, stands"
+        assert {epoch for _, epoch, _ in stored} == {1}
 
 
 async def test_r7_an_owner_that_lost_its_partition_steps_down(postgres_uri: str) -> None:
@@ -109,6 +114,34 @@ async def test_r7_an_owner_that_lost_its_partition_steps_down(postgres_uri: str)
         )
         await c.send(up("alice", elsewhere))
         await until(lambda: len(c.receipts(sending)) == 1)
+
+
+async def test_r7_records_read_under_an_older_ownership_are_dropped(postgres_uri: str) -> None:
+    """The partition was lost and came again, further on: what was read before must not move it back."""
+    async with cluster(postgres_uri) as c:
+        node = c.build(tick_s=NEVER_S)
+        c.name(node)
+        owners = node.service.owners
+        await owners.tick()
+        await c.send(*(up("alice", "bob", b"%d" % i, client_id=i + 1) for i in range(4)))
+        uplinks = node.service.uplinks(await ids_of(c))
+        under = dict(owners.held)
+        records = await node.bus.read(PARTITION, 0, 2)
+        await node.service.store.take("other", {PARTITION: under[PARTITION].epoch})
+        await c.execute(f"UPDATE bus_owner SET position = 4 WHERE partition = {PARTITION}")
+        owners.step_down([PARTITION])
+        await owners.tick()
+        assert owners.held[PARTITION].position == 4
+        await uplinks.take(records, under)
+        assert owners.held[PARTITION].position == 4, "the newer ownership stays"
+        assert await c.fetch("SELECT position FROM bus_owner WHERE partition = $1", PARTITION) == [4]
+        assert await c.fetch("SELECT * FROM im_message") == []
+
+
+async def ids_of(c: Cluster) -> MsgIds:
+    ids = MsgIds(FakeReservationStore(c.memory), 9, "uid", 1)
+    assert await ids.raise_once()
+    return ids
 
 
 async def keep_sending(c: Cluster, stop: asyncio.Event, sent: list[str]) -> None:

@@ -46,9 +46,10 @@ async def main(settings: Settings) -> int:
             msg=msgs,
         ),
     )
+    info: dict[str, str] = {}
     waiting_for = ["the database and the store were not asked yet"]
     http = admin.HttpServer(
-        admin.app(lambda: waiting_for[0] if waiting_for else state.not_ready()),
+        admin.app(lambda: waiting_for[0] if waiting_for else state.not_ready(), info=lambda: info),
         settings.state.admin_host,
         settings.state.admin_port,
     )
@@ -57,7 +58,7 @@ async def main(settings: Settings) -> int:
     except OSError as e:
         port = settings.state.port
         raise process.StartError(
-            f"state.port: {port} cannot be used: {e}; end what uses it or choose another one"
+            f"state.port: {port} cannot be used: {e.strerror or e}; end what uses it or choose another one"
         ) from e
     try:
         await http.start()
@@ -69,7 +70,7 @@ async def main(settings: Settings) -> int:
 
     log.info("state starts", port=state.port, admin_port=settings.state.admin_port, uid=settings.process.uid)
     try:
-        await _check(settings, store, waiting_for)
+        await _check(settings, store, waiting_for, info)
         code = await process.until_stopped([asyncio.create_task(state.main(), name="state")])
     finally:
         await state.stop()
@@ -82,13 +83,16 @@ async def main(settings: Settings) -> int:
     return code
 
 
-async def _check(settings: Settings, store: ValkeyStore, waiting_for: list[str]) -> None:
-    """Waits until the store and the database answer and fit. Raises SettingsError if they never will."""
+async def _check(settings: Settings, store: ValkeyStore, waiting_for: list[str], info: dict[str, str]) -> None:
+    """Waits until the store and the database answer and fit; says what an ACK promises (R11). Raises SettingsError."""
     log = logs.get("main")
     while waiting_for:
         try:
             await store.check()
             await schema_pg.check(settings.database.uri, settings.database.schema_name, settings.bus.partitions)
+            durability = await schema_pg.durability(settings.database.uri)
+            info["durability"] = durability.promise
+            log.info(durability.promise, durability=durability.level)
             waiting_for.clear()
         except Unavailable as e:
             if waiting_for[0] != str(e):

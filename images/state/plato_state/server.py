@@ -12,6 +12,7 @@ LinkBatch in hand per stream; what goes out is bounded in `stream`.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -174,6 +175,10 @@ class StateService(state_pb2_grpc.StateServicer):
 
 def make_server(service: StateService, host: str, port: int) -> tuple[grpc.aio.Server, int]:
     """A server that is bound and not started. Returns it and its port (port 0: one is chosen). Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:  # gRPC itself would not say why a port cannot be taken
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
     server = grpc.aio.server(options=OPTIONS)
     state_pb2_grpc.add_StateServicer_to_server(service, server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

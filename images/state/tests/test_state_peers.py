@@ -190,7 +190,7 @@ def quiet_uplink() -> tuple[Shard, Uplink, LinkStream]:
     return shard, uplink, link
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -35,7 +35,7 @@ READ_BYTES: Final = 8 << 20
 RECORD_BYTES: Final = 2 << 20
 """More than the largest frame that settings allow."""
 BATCHES_PER_READ: Final = 4
-WAIT_S: Final = 0.25
+WAIT_S: Final = 0.1
 POLL_S: Final = 1.0
 BACK_OFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 

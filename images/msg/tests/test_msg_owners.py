@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from msg_harness import PARTITIONS, Cluster, Node, cluster, until, up
 from plato.core.conversations import dialogue_id, partition_of
+from plato.core.errors import Unavailable
 from plato.fakes.store import FakeReservationStore
 from plato.ports import Route
 from plato_msg.core.batch import Known, Plan, judge, number
@@ -84,6 +85,18 @@ async def test_r7_a_take_over_waits_for_the_running_batch_and_reads_after_it(pos
             assert not taking.done()
         (row,) = await taking
         assert (row.epoch, row.position) == (2, 7), "it read the position of the batch that it waited for"
+
+
+async def test_r7_an_owner_that_froze_within_a_batch_does_not_hold_its_partition_for_ever(postgres_uri: str) -> None:
+    async with cluster(postgres_uri) as c:
+        old, new = c.build().service.store, c.build().service.store
+        (mine,) = await old.take("old", {PARTITION: 0})
+        with pytest.raises(Unavailable):
+            async with old.batch([Guard(PARTITION, mine.epoch, 0, 7, 0)]) as batch:
+                await batch.write(plan_of(b"frozen"))
+                (row,) = await new.take("new", {PARTITION: mine.epoch})  # after 5 s the server ends what is idle
+        assert (row.epoch, row.position) == (2, 0)
+        assert await c.fetch("SELECT * FROM im_message") == []
 
 
 async def test_r7_only_one_of_two_take_overs_wins(postgres_uri: str) -> None:

@@ -14,7 +14,7 @@ from plato_msg.core.batch import Known, Plan, judge, number
 from plato_msg.core.batch import Uplink as Decoded
 from plato_msg.core.policy import Rules
 from plato_msg.ids import MsgIds
-from plato_msg.store_pg import Guard, PgMsgStore, SteppedDown
+from plato_msg.store_pg import Guard, Owner, PgMsgStore, SteppedDown
 
 ALICE_BOB = dialogue_id("alice", "bob")
 PARTITION = partition_of(ALICE_BOB, PARTITIONS)
@@ -91,10 +91,16 @@ async def test_r7_an_owner_that_froze_within_a_batch_does_not_hold_its_partition
     async with cluster(postgres_uri) as c:
         old, new = c.build().service.store, c.build().service.store
         (mine,) = await old.take("old", {PARTITION: 0})
-        with pytest.raises(Unavailable):
+        taken: list[Owner] = []
+
+        async def freeze() -> None:
             async with old.batch([Guard(PARTITION, mine.epoch, 0, 7, 0)]) as batch:
                 await batch.write(plan_of(b"frozen"))
-                (row,) = await new.take("new", {PARTITION: mine.epoch})  # after 5 s the server ends what is idle
+                taken.extend(await new.take("new", {PARTITION: mine.epoch}))  # the server ends what is idle for 5 s
+
+        with pytest.raises(Unavailable):
+            await freeze()
+        (row,) = taken
         assert (row.epoch, row.position) == (2, 0)
         assert await c.fetch("SELECT * FROM im_message") == []
 

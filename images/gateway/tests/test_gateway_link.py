@@ -90,8 +90,6 @@ class FakeShard(state_pb2_grpc.StateServicer):
         self.send(state_pb2.StateBatch(taken=self.batches[-1].batch_no))
 
     async def Attach(self, requests: Any, context: Any) -> Any:
-        self._out = asyncio.Queue()
-
         async def read() -> None:
             async for batch in requests:
                 if batch.HasField("hello"):
@@ -109,6 +107,7 @@ class FakeShard(state_pb2_grpc.StateServicer):
                 yield await self._out.get()
         finally:
             reader.cancel()
+            self._out = asyncio.Queue()  # what was not sent is not for the next stream
 
     async def Reserve(self, request: state_pb2.ReserveRequest, context: Any) -> state_pb2.ReserveReply:
         if not self.reserves:
@@ -289,6 +288,7 @@ async def test_a_worker_learns_slots_then_attaches_and_its_columns_pass_unopened
         assert kinds.index(lanes.Slots) < kinds.index(lanes.Announce)
         assert sorted(a.attach for a in w.all(lanes.Announce)) == [41, 42]
         assert {a.credit_bytes for a in w.all(lanes.Announce)} == {c.settings.gateway.credit_bytes}
+        await until(lambda: bool(c.shards[0].hellos))
         hello = c.shards[0].hellos[0]
         assert (hello.gateway, hello.uid, hello.worker_id, hello.workers) == ("edge-0", "uid-0", 5, 2)
         # Columns of nonsense: the link must not look inside.

@@ -168,6 +168,8 @@ class Client:
         self._by_us = True
         self._machine.stop(None)
         self._run_round()
+        if self._stream is not None:
+            self._delivered = max(self._delivered, self._stream.handed)  # what is in its hands counts as taken
         self._note_delivered()
         if not await self._writer.drain(CLOSE_S):
             _log.warning(
@@ -529,8 +531,6 @@ class Client:
         if self._delivered_timer is not None:
             self._delivered_timer.cancel()
             self._delivered_timer = None
-        if self._stream is not None:
-            self._delivered = max(self._delivered, self._stream.handed)
         if self._delivered:
             self._writer.put(Effects(Writes(delivered=self._delivered)))
 

@@ -54,20 +54,19 @@ class Store:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(Path(f"{path}.lock"))
         try:
-            self._writer = _connect(str(path))
-            self._reader = self._writer
+            self._path = str(path)
+            self._writer = _connect(self._path)
+            self._reader: sqlite3.Connection | None = None
             try:
                 self._prepare(path, new_device_id if device_id is None else device_id)
-                if not self.in_memory:
-                    self._reader = _connect(str(path))
                 self._snapshot = self._load()
+                self._delivered = int(self._meta("delivered") or 0)
                 if device_id is not None and device_id != self._snapshot.device_id:
                     raise StoreForeign(
                         f"the store {path} belongs to device {self._snapshot.device_id}; name another file"
                     )
             except BaseException:
                 self._writer.close()
-                self._reader.close()
                 raise
         except sqlite3.Error as e:
             self._unlock()
@@ -132,27 +131,31 @@ class Store:
             raise
 
     def delivered(self) -> int:
-        """The number of the last message that the application has taken."""
-        return int(self._meta("delivered") or 0)
+        """The number of the last message that the application had taken when the store was opened."""
+        return self._delivered
 
     def after(self, number: int, limit: int) -> list[tuple[int, Row]]:
         """The next messages behind a number, with theirs, in the order of arrival."""
-        found = self._reader.execute(
+        found = self._read().execute(
             f"SELECT number, {_ROW} FROM message WHERE number > ? ORDER BY number LIMIT ?", (number, limit)
         )
         return [(n, Row(*values)) for n, *values in found]
 
     def history(self, conversation_id: str, before: int | None, limit: int) -> list[Row]:
         """The newest `limit` messages with seq < before (None: of all), by rising seq."""
-        found = self._reader.execute(
-            f"SELECT {_ROW} FROM message WHERE conversation_id = ? AND seq < ? ORDER BY seq DESC LIMIT ?",
-            (conversation_id, (1 << 63) - 1 if before is None else before, limit),
-        ).fetchall()
+        found = (
+            self._read()
+            .execute(
+                f"SELECT {_ROW} FROM message WHERE conversation_id = ? AND seq < ? ORDER BY seq DESC LIMIT ?",
+                (conversation_id, (1 << 63) - 1 if before is None else before, limit),
+            )
+            .fetchall()
+        )
         return [Row(*values) for values in reversed(found)]
 
     def refused(self, conversation_id: str) -> list[tuple[Entry, int]]:
         """The refused messages of a conversation with their codes, oldest first; the newest 1,000 of all are kept."""
-        found = self._reader.execute(
+        found = self._read().execute(
             "SELECT conversation_id, client_id, client_msg_id, '', msg_type, body, code FROM refused"
             " WHERE conversation_id = ? ORDER BY number",
             (conversation_id,),
@@ -162,8 +165,17 @@ class Store:
     def close(self) -> None:
         """Closes the file and lets others open it."""
         self._writer.close()
-        self._reader.close()
+        if self._reader is not None:
+            self._reader.close()
         self._unlock()
+
+    def _read(self) -> sqlite3.Connection:
+        """The connection for reads, opened by the first one: a client that reads nothing has one connection less."""
+        if self.in_memory:
+            return self._writer
+        if self._reader is None:
+            self._reader = _connect(self._path)
+        return self._reader
 
     def _prepare(self, path: Path | str, device_id: int) -> None:
         version = self._writer.execute("PRAGMA user_version").fetchone()[0]
@@ -176,7 +188,7 @@ class Store:
             )
 
     def _load(self) -> Snapshot:
-        run = self._reader.execute
+        run = self._writer.execute
         session = None
         if text := self._meta("session"):
             conn_id, secret = text.split(" ")
@@ -192,7 +204,7 @@ class Store:
         )
 
     def _meta(self, name: str) -> str | None:
-        found = self._reader.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        found = self._writer.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return (found[0] or None) if found else None
 
     def _unlock(self) -> None:
@@ -203,11 +215,11 @@ class Store:
 
 def _connect(path: str) -> sqlite3.Connection:
     # Calls come from a pool's threads, but never two at a time on one connection.
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10, cached_statements=16)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA cache_size = -256")  # KiB; hundreds of clients may live in one process
+        connection.execute("PRAGMA cache_size = -64")  # KiB; thousands of clients may live in one process
     except BaseException:
         connection.close()
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import sqlite3
 import threading
@@ -192,6 +193,25 @@ async def test_what_was_taken_is_not_shown_again(tmp_path: Path) -> None:
             await reader.has("3", "4", "5")
             await reader.stop()
         assert taken == ["0", "1", "2"]
+
+
+async def test_what_was_taken_is_remembered_while_the_client_runs(tmp_path: Path) -> None:
+    """A crash shows again at most what was taken in the last moment, and what is in the application's hands."""
+
+    def delivered() -> list[tuple[str]]:
+        with contextlib.closing(sqlite3.connect(f"file:{tmp_path / 'b.db'}?mode=ro", uri=True)) as file:
+            return file.execute("SELECT value FROM meta WHERE name = 'delivered'").fetchall()
+
+    async with (
+        gateways() as servers,
+        client("alice", ":memory:", servers) as alice,
+        client("bob", tmp_path / "b.db", servers) as bob,
+    ):
+        for n in range(4):
+            await alice.send(f"{n}", to="bob")
+        shown = bob.messages()
+        assert [(await anext(shown)).text for _ in range(4)] == ["0", "1", "2", "3"]
+        await until(lambda: delivered() == [("3",)], "the fourth is still in hand")
 
 
 async def test_a_second_reader_goes_on_where_the_first_stood(tmp_path: Path) -> None:

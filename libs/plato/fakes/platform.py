@@ -275,9 +275,7 @@ class Platform:
         assert conn.session is not None
         key = (conn.session.user, conn.session.device_id)
         self._routes[key] = (0, self._routes[key][1] + 1)
-        self._ack(conn_id, pb.LOGOUT, Code.OK)
-        self.out.append((conn_id, None))
-        self._conns.pop(conn_id)
+        self._kick(conn_id, Code.LOGGED_OUT)
 
     # ── uplinks ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,40 @@
+"""A bot that answers each message with its own words, by `plato.client`.
+
+    .venv/bin/python examples/echo_bot.py echo "$(.venv/bin/plato token echo)"
+
+Then `plato chat alice --to echo`. Stop it and start it again: it answers what came meanwhile, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from plato.client import Client, Stopped
+
+
+async def main() -> None:
+    """Reads every message of every conversation and answers those of others."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("user")
+    parser.add_argument("token")
+    parser.add_argument("--gateway", default="127.0.0.1:8900")
+    parser.add_argument("--store", type=Path, default=Path("echo_bot.db"))
+    asked = parser.parse_args()
+    async with Client(asked.token, asked.store, [asked.gateway], user=asked.user) as client:
+        print(f"{asked.user} answers; Ctrl-C ends it", flush=True)
+        try:
+            async for message in client.messages():
+                if not message.mine:
+                    await client.send(message.body, conversation_id=message.conversation_id)
+                    print(f"{message.from_user}: {message.text}", flush=True)
+        except Stopped as e:
+            print(e)
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        pass

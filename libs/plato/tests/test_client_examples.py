@@ -1,0 +1,66 @@
+"""The examples, run as their reader would run them, on a platform in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from plato.client import Client
+from plato.fakes.platform import Platform
+from plato.fakes.platform_server import PlatformServer
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+WAIT_S = 30
+
+
+@contextmanager
+def running(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    child = subprocess.Popen(
+        [sys.executable, "-u", str(EXAMPLES / name), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+async def test_the_echo_bot_answers_once_also_after_a_restart(tmp_path: Path) -> None:
+    async with PlatformServer(Platform()) as server:
+        gateway = server.address.removeprefix("tcp://")
+        arguments = ("echo", "echo", "--gateway", gateway, "--store", str(tmp_path / "bot.db"))
+        async with Client("alice", ":memory:", [gateway], user="alice") as alice:
+            shown = alice.messages()
+            for words in ("one", "two"):
+                await alice.send(words, to="echo")  # for the second time while nobody is there
+                with running("echo_bot.py", *arguments) as bot:
+                    said = []
+                    async with asyncio.timeout(WAIT_S):
+                        for _ in range(2):
+                            message = await anext(shown)
+                            said.append((message.from_user, message.text))
+                    assert said == [("alice", words), ("echo", words)]
+                    bot.send_signal(signal.SIGINT)
+                    out, _ = await asyncio.to_thread(bot.communicate, timeout=WAIT_S)
+                    assert "Traceback" not in out
+                    assert f"alice: {words}" in out
+        rows = next(iter(server.platform.conversations.values())).rows
+        assert [r.Content for r in rows] == [b"one", b"one", b"two", b"two"]
+
+
+async def test_the_bare_client_says_one_thing() -> None:
+    async with PlatformServer(Platform()) as server:
+        gateway = server.address.removeprefix("tcp://")
+        for n in (1, 2):
+            with running("bare_client.py", "alice", "bob", "alice", "hello", "--gateway", gateway) as bare:
+                out, _ = await asyncio.to_thread(bare.communicate, timeout=WAIT_S)
+                assert bare.returncode == 0, out
+                assert f"[{n}] has msg_id {n}" in out

@@ -27,8 +27,8 @@ async def main() -> None:
         try:
             async for message in client.messages():
                 if not message.mine:
-                    await client.send(message.body, conversation_id=message.conversation_id)
                     print(f"{message.from_user}: {message.text}", flush=True)
+                    await client.send(message.body, conversation_id=message.conversation_id)
         except Stopped as e:
             print(e)
 

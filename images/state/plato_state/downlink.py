@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from plato.runtime import logs
 from plato.wire.v1.suffix import push_suffix
 
 from plato_state import metrics
@@ -33,6 +34,7 @@ class Downlink:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
+        self._log = logs.get("downlink").bind()
         self._owed: deque[int] = deque()
         settings = shard.settings
         self._gaps = [
@@ -61,17 +63,25 @@ class Downlink:
 
     # ── pushes ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def deliver(self, payloads: Sequence[bytes], conn_ids: Sequence[int], indexes: Sequence[int]) -> list[int]:
+    def deliver(
+        self,
+        payloads: Sequence[bytes],
+        conn_ids: Sequence[int],
+        indexes: Sequence[int],
+        trace_ids: Sequence[bytes] = (),
+    ) -> list[int]:
         """Hands frames to connections. Returns the indexes of the entries that have no place here."""
         untaken: list[int] = []
         connections = self._shard.connections
-        push = self.push
+        push, debug = self.push, self._log.debug
         for entry, (conn_id, index) in enumerate(zip(conn_ids, indexes, strict=True)):
             connection = connections.get(conn_id)
             if connection is None or not connection.takes_pushes or index >= len(payloads):
                 untaken.append(entry)
             else:
                 push(connection, payloads[index])
+                if index < len(trace_ids) and trace_ids[index]:
+                    debug("pushed", conn_id=conn_id, trace_id=trace_ids[index])
         metrics.PUSHES.inc(len(conn_ids) - len(untaken))
         return untaken
 

@@ -111,7 +111,7 @@ class StateService(state_pb2_grpc.StateServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this shard does not serve now")
         try:
             conn_ids, indexes = u64_column(request.conn_ids), u32_column(request.payload_index)
-            untaken = self._downlink.deliver(request.payloads, conn_ids, indexes)
+            untaken = self._downlink.deliver(request.payloads, conn_ids, indexes, request.trace_ids)
         except ValueError:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the columns do not fit together")
             raise

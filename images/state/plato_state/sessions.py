@@ -62,6 +62,8 @@ class Sessions:
         self._log = logs.get("sessions")
         self._background = Background(metrics.ERRORS.inc)
         self._reads: deque[tuple[Connection, session.AskRoute | None]] = deque()
+        self._checking: set[int] = set()
+        """conn_ids whose route is asked for in `_reads` by a heartbeat: one check at a time."""
         self._resumes: deque[tuple[Connection, session.AskSession]] = deque()
         self._ends: deque[tuple[Connection | None, session.End | session.Remove]] = deque()
         self._work = {name: asyncio.Event() for name in ("reads", "resumes", "ends")}
@@ -86,8 +88,10 @@ class Sessions:
                 case session.Arm():
                     shard.arm(conn_id, action.after_ms)
                 case session.CheckRoute():
-                    self._reads.append((connection, None))
-                    self._work["reads"].set()
+                    if conn_id not in self._checking:
+                        self._checking.add(conn_id)
+                        self._reads.append((connection, None))
+                        self._work["reads"].set()
                 case session.Close():
                     downlink.close(conn_id, action.frame)
                 case session.Forget():
@@ -174,7 +178,9 @@ class Sessions:
         for connection, ask in batch:
             if ask is not None:
                 wanted.append((connection, ask, ask.user, ask.device_id))
-            elif connection.session is not None:  # a heartbeat's check
+                continue
+            self._checking.discard(connection.conn_id)
+            if connection.session is not None:  # a heartbeat's check
                 wanted.append((connection, None, connection.session.user, connection.session.device_id))
         if not wanted:
             return
@@ -251,8 +257,6 @@ class Sessions:
                     await self._store.put(slot.number, slot.fence, [mine])
                     route = await self._router.commit(mine.user, mine.device_id, action.seen, mine.conn_id)
                     done = route is not None
-                    if not done:
-                        await self._store.remove(slot.number, slot.fence, [mine.conn_id])
                 except Fenced:
                     self.suspect(slot.number)
                 except Unavailable as e:

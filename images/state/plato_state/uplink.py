@@ -86,7 +86,7 @@ class Uplink:
         self._sessions = sessions
         self._bus = bus
         self._tokens = tokens
-        self._log = logs.get("uplink")
+        self._log = logs.get("uplink").bind()
         self._something = asyncio.Event()
         self._pending: deque[tuple[int, Ticket]] = deque()
         self._pending_ticks = pending_ticks(shard.settings.pending_ms)

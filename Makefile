@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .PHONY: help setup up down status doctor test lint types imports proto proto-check \
-	settings-page settings-check mutants lock first-use ci clean
+	settings-page settings-check crds-page crds-check mutants lock first-use ci clean
 
 help:
 	@echo "make up          start Plato on this machine (Ctrl-C stops it; the data stays)"
@@ -14,7 +14,7 @@ help:
 	@echo "make test        run the tests on real processes; ARGS=\"images/state -k r2\" picks some"
 	@echo "make lint, types, imports    ruff, mypy --strict, the import rules"
 	@echo "make proto, settings-page, lock    write the stubs, docs/settings.md, requirements.lock"
-	@echo "make proto-check, settings-check   compare them"
+	@echo "make proto-check, settings-check, crds-check   compare them; make crds-page writes docs/crds.md"
 	@echo "make mutants     break each rule and see its test fail; ARGS=R7 picks one"
 	@echo "make first-use   clone, start, chat, as a newcomer would"
 	@echo "make ci          all of this, as CI does; make clean removes what was installed"
@@ -59,6 +59,12 @@ settings-page: setup
 
 settings-check: setup
 	@$(BIN)/python tools/settings_page.py --check
+
+crds-page: setup
+	@$(BIN)/python tools/crd_page.py
+
+crds-check: setup
+	@$(BIN)/python tools/crd_page.py --check
 
 mutants: setup
 	@$(BIN)/python tools/mutants.py $(ARGS)

@@ -1,4 +1,4 @@
-"""Default ports (defaults.md's table, copied into docs/settings) and fixed names."""
+"""Default ports (defaults.md's table, copied into docs/settings), fixed names, and what a cluster's children are called."""
 
 from __future__ import annotations
 
@@ -21,3 +21,53 @@ LOCAL_PORT_STEP: Final = 10
 
 WS_PATH: Final = "/ws"
 GUEST_PREFIX: Final = "guest:"
+
+GROUP: Final = "plato.im"
+VERSION: Final = "v1alpha1"
+
+LABEL_CLUSTER: Final = "plato.im/cluster"
+LABEL_COMPONENT: Final = "plato.im/component"
+"""gateway, state, msg or ipconfig."""
+LABEL_POOL: Final = "plato.im/pool"
+LABEL_SHARD: Final = "plato.im/shard"
+
+ANNOTATION_INPUT_HASH: Final = "plato.im/input-hash"
+"""On a pod template: hash of the inputs that it was rendered from."""
+ANNOTATION_RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
+ANNOTATION_DRAIN: Final = "plato.im/drain"
+"""On a gateway pod, put by a person: drain it; removing it cancels."""
+ANNOTATION_PUBLIC_ADDRESS: Final = "plato.im/public-address"
+"""On a node: address of its gateways that clients are told, with publicAddress NodeAnnotation."""
+GATE_SERVING: Final = "plato.im/serving"
+"""Readiness gate of gateway pods, set by the operator."""
+
+
+def topology_name(cluster: str) -> str:
+    """ConfigMap that holds the topology record."""
+    return f"{cluster}-topology"
+
+
+def admin_secret_name(cluster: str) -> str:
+    """Secret with the bearer tokens of /v1/report."""
+    return f"{cluster}-admin"
+
+
+def default_pool_name(cluster: str) -> str:
+    """The GatewayPool that a PlatoCluster makes by itself."""
+    return f"{cluster}-edge"
+
+
+def shard_name(cluster: str, index: int) -> str:
+    """StateShard number `index` (0 …) of a cluster; its StatefulSet has the same name."""
+    return f"{cluster}-s{index}"
+
+
+def shard_index(cluster: str, shard: str) -> int | None:
+    """The number in a name made by `shard_name`; None: the name is not of that form."""
+    number = shard.removeprefix(f"{cluster}-s")
+    return int(number) if number != shard and number.isdecimal() and str(int(number)) == number else None
+
+
+def shard_addr(cluster: str, shard: str, namespace: str) -> str:
+    """host:port of a shard's only pod, by the headless Service `<cluster>-state`."""
+    return f"{shard}-0.{cluster}-state.{namespace}.svc:{STATE_PORT}"

@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .PHONY: help setup up down status doctor test lint types imports proto proto-check \
-	settings-page settings-check crds-page crds-check mutants lock first-use ci clean
+	settings-page settings-check crds-page crds-check mutants lock first-use ci clean \
+	testbed-up testbed-down testbed-check
 
 help:
 	@echo "make up          start Plato on this machine (Ctrl-C stops it; the data stays)"
@@ -16,6 +17,7 @@ help:
 	@echo "make proto, settings-page, lock    write the stubs, docs/settings.md, requirements.lock"
 	@echo "make proto-check, settings-check, crds-check   compare them; make crds-page writes docs/crds.md"
 	@echo "make mutants     break each rule and see its test fail; ARGS=R7 picks one"
+	@echo "make testbed-up, testbed-down     a real Kubernetes on this machine, as root; testbed-check proves it"
 	@echo "make first-use   clone, start, chat, as a newcomer would"
 	@echo "make ci          all of this, as CI does; make clean removes what was installed"
 
@@ -75,6 +77,15 @@ lock: setup
 
 first-use: setup
 	@$(BIN)/python tools/first_use.py
+
+testbed-up: setup
+	@$(BIN)/python -m e2e.testbed up
+
+testbed-down: setup
+	@$(BIN)/python -m e2e.testbed down
+
+testbed-check: setup
+	@$(BIN)/python -m e2e.testbed.check
 
 ci:
 	@bash .ci/run

@@ -1,0 +1,284 @@
+"""A node: namespaces and a cable, then containerd, kubelet and kube-proxy inside them.
+
+The holder process keeps the node's network, mount and host-name namespaces alive; all else enters them. The node's view
+of /run, /var/log, /var/lib/kubelet and /var/lib/cni is its own folder, so that kubelet, containerd and the CNI write at
+their usual places and nothing of it stays on the host: mounts end with the namespace. The kernel's settings are read-only
+in there, since kubelet would change them for the whole machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from pathlib import Path
+from typing import Any, Final
+
+from e2e.testbed import pki
+from e2e.testbed.control import Kubectl
+from e2e.testbed.images import PAUSE, load
+from e2e.testbed.layout import BRIDGE, CGROUP, DNS_SERVICE_IP, HOST_IP, POD_NET, Layout, NodeNames, TestbedError
+from e2e.testbed.machine import cgroup_roots
+from e2e.testbed.processes import Daemon, as_flags, kill_all, run
+
+READY_WITHIN_S: Final = 120
+OWN_FOLDERS: Final = ("/run", "/var/log", "/var/lib/kubelet", "/var/lib/cni")
+"""Folders of the host that each node has to itself. Tear-down removes those that had to be made as mount points."""
+
+_READ_ONLY: Final = ("/proc/sys/vm", "/proc/sys/kernel")
+_CONTAINERD: Final = """\
+version = 2
+root = "{folder}/containerd"
+state = "/run/containerd"
+oom_score = 0
+[grpc]
+  address = "{socket}"
+[ttrpc]
+  address = "{socket}.ttrpc"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{folder}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  # A container may not be allowed to lower OOM scores; without this no pod would start in one.
+  restrict_oom_score_adj = true
+  sandbox_image = "{pause}"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "{folder}/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      SystemdCgroup = false
+"""
+
+
+class Node:
+    """One node of a layout; its parts are daemons named NODE-PART."""
+
+    def __init__(self, layout: Layout, names: NodeNames) -> None:
+        self.layout = layout
+        self.names = names
+        self.holder = Daemon(layout, f"{names.name}-holder")
+        self.containerd = Daemon(layout, f"{names.name}-containerd")
+        self.kubelet = Daemon(layout, f"{names.name}-kubelet")
+        self.proxy = Daemon(layout, f"{names.name}-kube-proxy")
+
+    def start(self) -> None:
+        """Bring the node up whole, with the pause image on it; the caller waits until it is Ready."""
+        self.names.folder.mkdir()
+        self._make_cgroups()
+        self._hold_namespaces()
+        self._connect()
+        self.start_containerd()
+        load(self.layout, self.names, self.layout.images / "pause.tar")
+        self._write_kubelet()
+        self.start_kubelet()
+        self._start_proxy()
+
+    def inside(self, *command: str | Path) -> list[str | Path]:
+        """The command, made to run in the node's namespaces; raises TestbedError when the node is not up."""
+        pid = self.holder.pid
+        if pid is None:
+            raise TestbedError(f"{self.names.name} is not up")
+        # Not `ip netns exec`: that mounts /sys anew, and runc then finds no cgroups.
+        return ["nsenter", f"--target={pid}", "--net", "--mount", "--uts", *command]
+
+    def start_containerd(self) -> None:
+        """Start containerd and wait for its socket to answer."""
+        self.names.socket.unlink(missing_ok=True)
+        self.containerd.start(self.inside("containerd", "--config", self.names.folder / "containerd.toml"))
+        asked: list[str | Path] = ["ctr", "--address", self.names.socket, "version"]
+        self.containerd.wait(
+            lambda: "Server" in run(asked, quiet=True), 60, f"containerd of {self.names.name} to answer"
+        )
+
+    def start_kubelet(self) -> None:
+        """Start kubelet."""
+        folder = self.names.folder
+        flags = {
+            "config": folder / "kubelet.json",
+            "kubeconfig": self.layout.state / f"{self.names.name}.kubeconfig",
+            "hostname-override": self.names.name,
+            "node-ip": self.names.ip,
+            "node-labels": f"topology.kubernetes.io/zone={self.names.zone}",
+            "cert-dir": folder / "certificates",
+        }
+        self.kubelet.start(self.inside(self.layout.bin / "kubelet", *as_flags(flags)))
+
+    def lose(self) -> None:
+        """As a machine that loses power: kubelet, containerd and every container die at once."""
+        self.kubelet.signal(signal.SIGKILL)
+        self.containerd.signal(signal.SIGKILL)
+        kill_containers(self.names.name)
+
+    def recover(self) -> None:
+        """Start again what `lose` ended; what runs already is left alone."""
+        if self.containerd.pid is None:
+            self.start_containerd()
+        if self.kubelet.pid is None:
+            self.start_kubelet()
+
+    def cut(self) -> None:
+        """A partition: pull the node's cable. Its pods go on running."""
+        run(["ip", "link", "set", self.names.link, "down"])
+
+    def mend(self) -> None:
+        """Plug the cable in again."""
+        run(["ip", "link", "set", self.names.link, "up"])
+        run(["ip", "route", "replace", self.names.pod_net, "via", self.names.ip, "dev", BRIDGE])
+
+    def _make_cgroups(self) -> None:
+        for root in cgroup_roots():
+            folder = root
+            for part in (CGROUP, self.names.name):
+                folder = folder / part
+                folder.mkdir(exist_ok=True)
+                for setting in ("cpuset.cpus", "cpuset.mems"):  # v1: a new cgroup has none, and nothing could run in it
+                    if (folder / setting).exists() and not (folder / setting).read_text().strip():
+                        (folder / setting).write_text((folder.parent / setting).read_text())
+            _pass_controllers_on(root)
+
+    def _hold_namespaces(self) -> None:
+        folder = self.names.folder
+        ready = folder / "namespaces-ready"
+        steps = ["set -e", f"echo {self.names.name} > /proc/sys/kernel/hostname", "mount --make-rshared /"]
+        for path in OWN_FOLDERS:
+            own = folder / path.strip("/").replace("/", "-")
+            own.mkdir()
+            steps.append(f"mount --bind '{own}' {path}")
+        for path in _READ_ONLY:
+            steps += [f"mount --bind {path} {path}", f"mount -o remount,bind,ro {path}"]
+        steps += [f": > '{ready}'", "exec sleep infinity"]
+        command = ["unshare", "--net", "--mount", "--uts", "--propagation", "private", "sh", "-c", "\n".join(steps)]
+        self.holder.start(command)
+        self.holder.wait(ready.exists, 20, f"the namespaces of {self.names.name}")
+
+    def _connect(self) -> None:
+        names = self.names
+        pid = str(self.holder.pid)
+        run(["ip", "link", "add", names.link, "type", "veth", "peer", "name", "eth0", "netns", pid])
+        run(["ip", "link", "set", names.link, "master", BRIDGE, "up"])
+        run(self.inside("ip", "link", "set", "lo", "up"))
+        run(self.inside("ip", "addr", "add", f"{names.ip}/24", "dev", "eth0"))
+        run(self.inside("ip", "link", "set", "eth0", "up"))
+        run(self.inside("ip", "route", "add", "default", "via", HOST_IP))
+        for other in self.layout.nodes:
+            if other != names:
+                run(self.inside("ip", "route", "add", other.pod_net, "via", other.ip))
+        run(self.inside("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"))
+        run(["ip", "route", "add", names.pod_net, "via", names.ip, "dev", BRIDGE])
+        (names.folder / "containerd.toml").write_text(
+            _CONTAINERD.format(folder=names.folder, socket=names.socket, pause=PAUSE)
+        )
+        bridge = {
+            "type": "bridge",
+            "bridge": "cni0",
+            "isGateway": True,
+            "ipMasq": True,
+            "hairpinMode": True,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": names.pod_net}]], "routes": [{"dst": "0.0.0.0/0"}]},
+        }
+        portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
+        (names.folder / "cni").mkdir()
+        network = {"cniVersion": "0.4.0", "name": "plato-tb-pods", "plugins": [bridge, portmap]}
+        (names.folder / "cni" / "10-pods.conflist").write_text(json.dumps(network, indent=1))
+
+    def _write_kubelet(self) -> None:
+        names, layout = self.names, self.layout
+        pki.certify(
+            layout,
+            names.name,
+            f"system:node:{names.name}",
+            organisation="system:nodes",
+            ips=[names.ip],
+            names=[names.name],
+        )
+        pki.kubeconfig(layout, names.name)
+        resolver = names.folder / "resolv.conf"
+        resolver.write_text(f"nameserver {HOST_IP}\n")
+        config: dict[str, Any] = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": str(layout.pki / "ca.crt")},
+            },
+            "authorization": {"mode": "Webhook"},
+            "tlsCertFile": str(layout.pki / f"{names.name}.crt"),
+            "tlsPrivateKeyFile": str(layout.pki / f"{names.name}.key"),
+            "containerRuntimeEndpoint": f"unix://{names.socket}",
+            "volumePluginDir": str(names.folder / "volume-plugins"),
+            "clusterDomain": "cluster.local",
+            "clusterDNS": [DNS_SERVICE_IP],
+            "resolvConf": str(resolver),
+            "cgroupDriver": "cgroupfs",
+            "cgroupsPerQOS": True,
+            "cgroupRoot": f"/{CGROUP}/{names.name}",
+            "enforceNodeAllocatable": [],
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "oomScoreAdj": 0,
+            # Only so that a kernel setting that it may not change is no reason to give up.
+            "featureGates": {"KubeletInUserNamespace": True},
+            # A full disk or little memory on the machine is the tester's affair; pods are not evicted for it.
+            "imageGCHighThresholdPercent": 99,
+            "imageGCLowThresholdPercent": 98,
+            "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+            "nodeStatusUpdateFrequency": "4s",
+            "nodeLeaseDurationSeconds": 20,
+            "maxPods": 60,
+            "serializeImagePulls": False,
+        }
+        (names.folder / "kubelet.json").write_text(json.dumps(config, indent=1))
+
+    def _start_proxy(self) -> None:
+        config = {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "clientConnection": {"kubeconfig": str(pki.kubeconfig(self.layout, "kube-proxy"))},
+            "mode": "nftables",
+            "clusterCIDR": POD_NET,
+            "hostnameOverride": self.names.name,
+            "conntrack": {"maxPerCore": 0},  # the table's size belongs to the whole machine
+        }
+        file = self.names.folder / "kube-proxy.json"
+        file.write_text(json.dumps(config, indent=1))
+        self.proxy.start(self.inside(self.layout.bin / "kube-proxy", "--config", file))
+
+
+def ready(layout: Layout) -> dict[str, bool]:
+    """Node name → whether Kubernetes calls it Ready, for all nodes that have registered."""
+    items = Kubectl(layout).json("get", "nodes")["items"]
+    return {
+        item["metadata"]["name"]: any(
+            condition["type"] == "Ready" and condition["status"] == "True" for condition in item["status"]["conditions"]
+        )
+        for item in items
+    }
+
+
+def container_pids(name: str = "") -> set[int]:
+    """Pids of all processes in containers of the node, or of every node."""
+    found: set[int] = set()
+    for root in cgroup_roots():
+        for file in (root / CGROUP / name).rglob("cgroup.procs"):
+            with contextlib.suppress(
+                OSError
+            ):  # the cgroup went meanwhile, or is a threaded one, whose root lists the same
+                found.update(map(int, file.read_text().split()))
+    return found - {0}
+
+
+def kill_containers(name: str = "") -> None:
+    """SIGKILL to all of them."""
+    kill_all(container_pids(name))
+
+
+def _pass_controllers_on(root: Path) -> None:
+    """v2 only: let the cgroups below ours have the controllers that ours has; the root's stay as they are."""
+    listed = root / CGROUP / "cgroup.controllers"
+    if not listed.exists():
+        return
+    for controller in listed.read_text().split():
+        with contextlib.suppress(OSError):  # it cannot be passed on here; the containers do without its limits
+            (root / CGROUP / "cgroup.subtree_control").write_text(f"+{controller}")

@@ -29,6 +29,9 @@ from plato.runtime.process import StartError, run, until_stopped
 async def main(settings):
     log = logs.get("part")
     async def work():
+        await asyncio.sleep(0)  # until_stopped's own task comes next: it takes the signals
+        await asyncio.sleep(0)
+        print("up", flush=True)
         await asyncio.Event().wait()
     async def fail():
         raise ValueError("a fault")
@@ -37,7 +40,6 @@ async def main(settings):
         raise StartError("state.port: cannot listen on 127.0.0.1:1; set another one")
     log.info("serving", conn_id=2**60, msg_id=7, trace_id=b"\\x01\\xff", user="ü")
     log.debug("not shown")
-    print("up", flush=True)
     return await until_stopped([asyncio.create_task(fail() if what == "fail" else work(), name="work")])
 
 sys.exit(run("service", main))

@@ -33,7 +33,7 @@ OPENED, DATA, CLOSED, BEGIN, NAMED, END = range(1, 7)
 ALL_SLOTS = b"\xff" * 128
 
 
-async def until(what: Callable[[], Any], timeout_s: float = 5.0) -> Any:
+async def until(what: Callable[[], Any], timeout_s: float = 10.0) -> Any:
     """Waits until `what()` is true; returns it. Raises AssertionError at the deadline."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not (value := what()):
@@ -475,7 +475,7 @@ class Client:
         await self.link.data(self.conn_id, *payloads)
 
     async def next(
-        self, kind: pb.CmdType.ValueType, fits: Callable[[Received], bool] = lambda _: True, timeout_s: float = 5.0
+        self, kind: pb.CmdType.ValueType, fits: Callable[[Received], bool] = lambda _: True, timeout_s: float = 10.0
     ) -> Received:
         """The next frame of a type (that fits) which `next` did not return before."""
 
@@ -492,9 +492,13 @@ class Client:
             raise AssertionError(f"no {pb.CmdType.Name(kind)} came; got {self.got[self._seen :]}") from None
         return found
 
-    async def ack(self, kind: pb.CmdType.ValueType, timeout_s: float = 5.0) -> Received:
-        """The next ACK of frames of type `kind`."""
-        return await self.next(pb.ACK, lambda r: bool(r.message.Type == kind), timeout_s)
+    async def ack(self, kind: pb.CmdType.ValueType, *, pending: bool = False, timeout_s: float = 10.0) -> Received:
+        """The next ACK of frames of type `kind`. PENDING, which a busy machine may bring anywhere, counts only if asked."""
+
+        def fits(r: Received) -> bool:
+            return bool(r.message.Type == kind) and (pending or r.code != Code.PENDING)
+
+        return await self.next(pb.ACK, fits, timeout_s)
 
     async def login(self, user: str = "alice", device_id: int = 1, token: str | None = None) -> Received:
         """Login; returns its ACK."""

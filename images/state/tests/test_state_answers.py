@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import grpc
@@ -12,18 +11,20 @@ from plato.core import frames
 from plato.core.codes import Code
 from plato.wire.v1 import client_pb2 as pb
 from plato.wire.v1 import state_pb2, state_pb2_grpc
+from plato_state.shard import TICK_MS
 from state_harness import DATA, OPENED, Client, Link, World, command, until, up
 
 LOGIN = command(pb.LOGIN, pb.LoginMsg(Head=pb.LoginMsgHead(DeviceID=1), token="fake:alice"))
 
 
 async def answered_in_time(client: Client, kind: Any, ref: int = 0) -> None:
-    """PENDING came within a second, and the result has not come."""
-    begun = time.monotonic()
-    ack = await client.ack(kind)
+    """PENDING came within a second of the shard's own time, and the result has not come."""
+    shard = client.link.state.shard
+    begun = shard.now
+    ack = await client.ack(kind, pending=True)
     assert ack.code == Code.PENDING
     assert ack.message.ref == ref
-    assert time.monotonic() - begun < 1.0
+    assert (shard.now - begun) * TICK_MS < 1_000
 
 
 @pytest.mark.parametrize("what", ["up", "login", "reconn", "sync", "page", "pull"])
@@ -80,7 +81,7 @@ async def test_r3_a_copy_that_joins_after_pending_is_pending_in_time_too() -> No
         world.bus.gate = asyncio.Event()
         for _ in range(3):
             await client.send(up("c", 1))
-            assert (await client.ack(pb.UP)).code == Code.PENDING
+            assert (await client.ack(pb.UP, pending=True)).code == Code.PENDING
         world.bus.gate.set()
         for _ in range(3):
             assert (await client.ack(pb.UP)).code == Code.OK

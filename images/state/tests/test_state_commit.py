@@ -62,7 +62,7 @@ async def test_r2_of_two_that_read_the_same_route_one_commits_and_the_other_trie
         assert (await first.sync()).code == Code.OK
         refused = await second.sync(ref=3)
         assert (refused.code, refused.message.ref, refused.closes) == (Code.TRY_AGAIN, 3, False)
-        assert set(world.sessions()) == {first.conn_id}, "the fresh session was removed"
+        await until(lambda: set(world.sessions()) == {first.conn_id})  # the fresh session was removed
         assert world.memory.routes["alice", 1] == Route(first.conn_id, 1)
         assert not first.of(pb.KICK)
         await second.live()

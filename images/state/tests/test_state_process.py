@@ -198,8 +198,6 @@ async def test_a_port_in_use_is_told_in_one_line(place: Place, which: str) -> No
     ("variables", "words"),
     [
         ({"PLATO_PROCESS__NAME": ""}, "process.name"),
-        ({"PLATO_STATE__HEARTBEAT_MS": "soon"}, "state.heartbeat_ms: 'soon'"),
-        ({"PLATO_STATE__HART": "1"}, "state.hart: unknown key"),
         ({"PLATO_BUS__PARTITIONS": "8"}, "partitions"),
         ({"PLATO_DATABASE__SCHEMA_NAME": "nowhere"}, "plato db migrate"),
         ({"PLATO_AUTH__KEYS_DIR": "/nowhere/keys"}, "auth.keys_dir"),

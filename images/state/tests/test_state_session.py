@@ -169,6 +169,7 @@ def test_a_commit_that_came_second_goes_back_to_login_on_the_same_socket() -> No
     actions = c.committed(False, 1)
     assert code(one(actions, s.Send).frame) == Code.TRY_AGAIN
     assert said(one(actions, s.Send).frame).ref == 7
+    assert one(actions, s.Remove).session.conn_id == ME
     assert c.phase is Phase.NEW
     assert c.session is None
     ask = one(c.login("alice", 9, b"x"), s.AskRoute)

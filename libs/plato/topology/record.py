@@ -1,15 +1,25 @@
-"""The topology record and its JSON (design §9). Written by the operator or the local supervisor, read by all."""
+"""The topology record and its JSON (design §9). Written by the operator or the local supervisor, read by all.
+
+A gateway's `state` goes serving → draining → leaving, and to lost while its node is; only a draining one may return to
+serving. Fields that only the operator uses (writer, node, drain, resting, move) are left out of the JSON while empty, so
+a record without them is the same text for readers of either age.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 FORMAT: Final = 1
 SLOTS: Final = 1024
 WORKER_IDS: Final = 1024
+
+SERVING: Final = "serving"
+DRAINING: Final = "draining"
+LEAVING: Final = "leaving"
+LOST: Final = "lost"
 
 
 class TopologyError(ValueError):
@@ -35,8 +45,55 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """An order to a gateway to move its clients away.
+
+    id is the epoch of the write that gave it, so it never repeats; deadline_ms is Unix ms, when the gateway closes what
+    is left. reason: NodeCordoned, ScaleDown, Rollout, Manual or Evicted.
+    """
+
+    id: int
+    reason: str
+    pace_per_s: int
+    settle_s: int
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Why a worker_id may not be given yet: pod `uid` had it, and until `until_ms` (Unix ms) something may mint under it."""
+
+    uid: str
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The one open move of slots (ranges first..last). The ranges name the new owner already.
+
+    id is the epoch of the write that opened it; epoch that of the present assignment, greater after an undo. source and
+    target keep their meaning in an undo: the slots then belong to source again.
+    """
+
+    id: int
+    slots: tuple[tuple[int, int], ...]
+    source: str
+    target: str
+    epoch: int
+    undo: bool = False
+
+    @property
+    def owner(self) -> str:
+        """The shard that should acquire the slots now."""
+        return self.source if self.undo else self.target
+
+
+@dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway pod. worker_id mints; homes are the shards in whose slots it mints; ip and ports face clients."""
+    """A gateway pod. worker_id mints; homes are the shards in whose slots it mints; ip and ports face clients.
+
+    drain is given while draining and leaving, and kept by a lost one that was draining.
+    """
 
     uid: str
     worker_id: int
@@ -46,8 +103,10 @@ class Gateway:
     tcp: int
     ws: int
     admin: str
-    state: str = "serving"
+    state: str = SERVING
     zone: str = ""
+    node: str = ""
+    drain: Drain | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +120,10 @@ class Msg:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """One version of the record. Immutable; `epoch` rises with every write."""
+    """One version of the record. Immutable; `epoch` rises with every write.
+
+    writer is who holds the operator's lease (empty: the local supervisor); resting is {worker_id: Rest}.
+    """
 
     cluster_uid: str
     epoch: int
@@ -69,6 +131,9 @@ class Topology:
     shards: Mapping[str, Shard] = field(default_factory=dict)
     gateways: Mapping[str, Gateway] = field(default_factory=dict)
     msgs: Mapping[str, Msg] = field(default_factory=dict)
+    writer: str = ""
+    resting: Mapping[int, Rest] = field(default_factory=dict)
+    move: Move | None = None
     _owners: tuple[SlotRange, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +156,13 @@ class Topology:
             if worker_id in minters:
                 raise TopologyError(f"worker_id {worker_id} belongs to {minters[worker_id]} and to {name}")
             minters[worker_id] = name
+            if worker_id in self.resting:
+                raise TopologyError(f"worker_id {worker_id} of {name} is resting")
+
+    @property
+    def owners(self) -> tuple[SlotRange, ...]:
+        """The range that holds each slot, by slot."""
+        return self._owners
 
     def owner(self, slot: int) -> SlotRange:
         """The range that holds `slot`: its shard and the epoch of the assignment."""
@@ -140,8 +212,22 @@ def next_epoch(last: int, unix_s: int) -> int:
     return max(last + 1, unix_s)
 
 
-def dumps(t: Topology) -> str:
-    """The record as JSON text."""
+def dumps(t: Topology, *, indent: int | None = 1) -> str:
+    """The record as JSON text; indent None writes it on one line."""
+    only_operator: dict[str, Any] = {}
+    if t.writer:
+        only_operator["writer"] = t.writer
+    if t.resting:
+        only_operator["resting"] = {str(i): [r.uid, r.until_ms] for i, r in t.resting.items()}
+    if (m := t.move) is not None:
+        only_operator["move"] = {
+            "id": m.id,
+            "slots": [list(span) for span in m.slots],
+            "from": m.source,
+            "to": m.target,
+            "epoch": m.epoch,
+            "undo": m.undo,
+        }
     return json.dumps(
         {
             "format": FORMAT,
@@ -161,12 +247,16 @@ def dumps(t: Topology) -> str:
                     "admin": g.admin,
                     "state": g.state,
                     "zone": g.zone,
+                    **({"node": g.node} if g.node else {}),
+                    **({"drain": asdict(g.drain)} if g.drain is not None else {}),
                 }
                 for n, g in t.gateways.items()
             },
             "msgs": {n: {"uid": m.uid, "worker_id": m.worker_id, "addr": m.addr} for n, m in t.msgs.items()},
+            **only_operator,
         },
-        indent=1,
+        indent=indent,
+        separators=None if indent is not None else (",", ":"),
     )
 
 
@@ -193,15 +283,43 @@ def loads(text: str) -> Topology:
                     admin=_text(g["admin"]),
                     state=_text(g.get("state", "serving")),
                     zone=_text(g.get("zone", "")),
+                    node=_text(g.get("node", "")),
+                    drain=_drain(g["drain"]) if g.get("drain") is not None else None,
                 )
                 for n, g in raw["gateways"].items()
             },
             msgs={n: Msg(_text(m["uid"]), _number(m["worker_id"]), _text(m["addr"])) for n, m in raw["msgs"].items()},
+            writer=_text(raw.get("writer", "")),
+            resting={int(i): Rest(_text(u), _number(until)) for i, (u, until) in raw.get("resting", {}).items()},
+            move=_move(raw["move"]) if raw.get("move") is not None else None,
         )
     except TopologyError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
         raise TopologyError(f"the topology record cannot be read: {e!r}") from e
+
+
+def _drain(raw: Any) -> Drain:
+    return Drain(
+        id=_number(raw["id"]),
+        reason=_text(raw["reason"]),
+        pace_per_s=_number(raw["pace_per_s"]),
+        settle_s=_number(raw["settle_s"]),
+        deadline_ms=_number(raw["deadline_ms"]),
+    )
+
+
+def _move(raw: Any) -> Move:
+    if not isinstance(raw["undo"], bool):
+        raise TypeError(f"{raw['undo']!r} is neither true nor false")
+    return Move(
+        id=_number(raw["id"]),
+        slots=tuple((_number(a), _number(b)) for a, b in raw["slots"]),
+        source=_text(raw["from"]),
+        target=_text(raw["to"]),
+        epoch=_number(raw["epoch"]),
+        undo=raw["undo"],
+    )
 
 
 def _text(value: Any) -> str:

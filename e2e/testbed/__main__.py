@@ -25,7 +25,11 @@ def main() -> int:
     arguments = _parser().parse_args()
     here = layout(arguments.state)
     try:
-        _COMMANDS[arguments.command](here, arguments)
+        other = os.environ.get("PLATO_E2E_KUBECONFIG")
+        if other:
+            _leave_alone(Path(other), arguments.command)
+        else:
+            _COMMANDS[arguments.command](here, arguments)
     except TestbedError as error:
         print(f"testbed: {error}", file=sys.stderr)
         return 1
@@ -52,6 +56,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _leave_alone(kubeconfig: Path, command: str) -> None:
+    """With another cluster named there is nothing to bring up or down, and its nodes are not ours to touch."""
+    if command not in ("up", "down"):
+        raise TestbedError(
+            f"PLATO_E2E_KUBECONFIG names another cluster ({kubeconfig}); `{command}` is for the testbed's own nodes"
+        )
+    if not kubeconfig.is_file():
+        raise TestbedError(f"PLATO_E2E_KUBECONFIG names {kubeconfig}, and there is no such file")
+    print(f"PLATO_E2E_KUBECONFIG names another cluster ({kubeconfig}): there is nothing to bring {command}")
+
+
 @contextmanager
 def _alone(here: Layout) -> Iterator[None]:
     """Hold the lock that keeps a second `up` or `down` out; it is on the cache folder, so that it leaves no file behind."""
@@ -69,6 +84,7 @@ def _alone(here: Layout) -> Iterator[None]:
 
 def _up(here: Layout, _: argparse.Namespace) -> None:
     machine.check(here.state)
+    teardown.check_state(here)
     machine.install()
     with _alone(here):
         if here.marker.exists():

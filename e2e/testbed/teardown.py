@@ -21,16 +21,20 @@ from e2e.testbed.processes import Daemon, daemons, kill_all, marked, run, until
 _GONE_WITHIN_S = 30
 
 
-def claim(layout: Layout) -> None:
-    """Make the state folder, marked as ours, and the nodes' mount points; raises TestbedError for another's folder."""
+def check_state(layout: Layout) -> None:
+    """Raise TestbedError when the state folder is another's, or lies where nodes would not see it."""
     state = layout.state
     if any(state.is_relative_to(path) for path in OWN_FOLDERS):
         raise TestbedError(
             f"the state folder may not lie below {', '.join(OWN_FOLDERS)}: nodes have their own of these"
         )
-    if state.exists() and any(state.iterdir()) and not layout.marker.exists():
+    if state.exists() and (not state.is_dir() or (any(state.iterdir()) and not layout.marker.exists())):
         raise TestbedError(f"{state} is not empty and not the testbed's; choose another folder with --state")
-    state.mkdir(parents=True, exist_ok=True)
+
+
+def claim(layout: Layout) -> None:
+    """Make the state folder, marked as ours, and the mount points that nodes need. `check_state` comes first."""
+    layout.state.mkdir(parents=True, exist_ok=True)
     made = [path for path in OWN_FOLDERS if not Path(path).exists()]
     layout.marker.write_text(json.dumps({"made": made}))
     for path in made:

@@ -310,6 +310,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--base", type=Path, default=None, help="folder to work in (default: a temporary one)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a time-out must not leave a cluster behind
     programs: list[Program] = []
 
     def keep(program: Program) -> Program:

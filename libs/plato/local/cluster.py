@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plato.local import control, tokens
+from plato.local.child import launch_command
 from plato.local.folder import DataFolder, LocalError
 from plato.local.ports import free_offset
 from plato.runtime.settings import PREFIX, Settings, load
@@ -40,7 +41,8 @@ class LocalCluster:
         port_offset: int | None = None,
         output: Path | None = None,
     ) -> LocalCluster:
-        """Spawns `plato up` and returns at once; see `wait_ready`. settings: {"section.key": value}.
+        """Spawns `plato up` and returns at once; see `wait_ready`. It stops in order when the calling thread or process
+        ends, however that ends. settings: {"section.key": value}.
 
         port_offset: by default one that is free. output: the file that gets what the supervisor prints (default:
         <data_dir>/up.log). Raises SettingsError, LocalError.
@@ -55,7 +57,7 @@ class LocalCluster:
         cluster.output = output or data_dir / "up.log"
         with cluster.output.open("ab") as out:
             cluster._launched = subprocess.Popen(
-                [sys.executable, "-P", "-m", "plato.cli", "up"],
+                launch_command([sys.executable, "-P", "-m", "plato.cli", "up"], death_signal=signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

@@ -6,6 +6,10 @@ A route says where a device is: (conn_id, gen). It changes three ways only, each
     end      mine → (0, gen + 1)                                     a late close finds a newer route and leaves it
     restore  nothing, or an older gen → mine                         after the store was wiped or went back, by its owner
 
+A first statement's gen is not 1 but what the caller gives: the start of the fence under which it is made. So statements of
+before and after a wipe can be compared: fences are taken anew after it, with a greater start, and a session of before, which
+nobody heard of the new one, finds the greater gen and does not write its route over it.
+
 Nothing is cached here, and nothing is ever deleted.
 """
 
@@ -38,9 +42,12 @@ class Router:
             for devices in await self._routes.read_many(users)
         ]
 
-    async def commit(self, user: str, device_id: int, seen: Route | None, conn_id: int) -> Route | None:
-        """Sets (conn_id, gen + 1) if the stored route still is `seen`. The new route, or None: another commit came first."""
-        new = Route(conn_id, seen.gen + 1 if seen is not None else 1)
+    async def commit(
+        self, user: str, device_id: int, seen: Route | None, conn_id: int, first_gen: int = 1
+    ) -> Route | None:
+        """Sets (conn_id, gen + 1) if the stored route still is `seen`; (conn_id, first_gen) if none was seen and none is
+        there. The new route, or None: another commit came first."""
+        new = Route(conn_id, seen.gen + 1 if seen is not None else first_gen)
         return new if await self._routes.compare_and_set(user, device_id, seen, new) else None
 
     async def end(self, user: str, device_id: int, mine: Route) -> bool:

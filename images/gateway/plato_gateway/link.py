@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from plato.ports import TopologySource
 from plato.runtime import admin, logs
+from plato.runtime.process import forever
 from plato.runtime.settings import Settings
 from plato.topology.record import Gateway, Shard, Topology
 from plato.wire.v1 import state_pb2
@@ -195,10 +196,10 @@ class Link:
     async def run(self) -> None:
         """Follows the topology, reserves, looks after homes, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch_streams(), name="streams")
-            group.create_task(self._follow_topology(), name="topology")
-            group.create_task(self._reserve(), name="reserve")
-            group.create_task(self._tick(), name="tick")
+            group.create_task(forever("streams", self._watch_streams()), name="streams")
+            group.create_task(forever("topology", self._follow_topology()), name="topology")
+            group.create_task(forever("reserve", self._reserve()), name="reserve")
+            group.create_task(forever("tick", self._tick()), name="tick")
 
     async def _watch_streams(self) -> None:
         """Raises what ended a stream's task: a link does not run on with a part of it dead."""
@@ -298,7 +299,7 @@ class Link:
         self._heard_s[name] = time.monotonic()
         stream = ShardStream(name, self._groups.of[name], shard.addr, shard.uid, hello, self.lanes, self._on_stream)
         self.streams[name] = stream
-        task = self._tasks[name] = asyncio.create_task(stream.run(), name=f"stream-{name}")
+        task = self._tasks[name] = asyncio.create_task(forever(f"stream-{name}", stream.run()), name=f"stream-{name}")
         task.add_done_callback(self._on_stream_task)
 
     async def _end_stream(self, name: str) -> None:

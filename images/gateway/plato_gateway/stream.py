@@ -145,6 +145,11 @@ class ShardStream:
             )
         except (grpc.aio.AioRpcError, *_STREAM_ERRORS):
             return None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return None  # the stream ended meanwhile, and its channel took this call with it
         return reply
 
     async def run(self) -> None:

@@ -9,6 +9,7 @@ import urllib.request
 from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,16 @@ class FakeShard(state_pb2_grpc.StateServicer):
         self.name = name
         self.takes = True
         self.reserves = True
+        self.answers = asyncio.Event()
+        """Cleared: reservations wait."""
+        self.answers.set()
+        self.asked = 0
         self.hellos: list[state_pb2.LinkHello] = []
         self.batches: list[state_pb2.LinkBatch] = []
         self.events: list[state_pb2.WorkerEvents] = []
         self.link_took = 0
         self._reservations = reservations
-        self._out: asyncio.Queue[state_pb2.StateBatch] = asyncio.Queue()
+        self._out: asyncio.Queue[state_pb2.StateBatch | None] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
         self.port = 0
 
@@ -86,6 +91,9 @@ class FakeShard(state_pb2_grpc.StateServicer):
     def send(self, batch: state_pb2.StateBatch) -> None:
         self._out.put_nowait(batch)
 
+    def end_stream(self) -> None:
+        self._out.put_nowait(None)
+
     def say_taken(self) -> None:
         self.send(state_pb2.StateBatch(taken=self.batches[-1].batch_no))
 
@@ -103,13 +111,15 @@ class FakeShard(state_pb2_grpc.StateServicer):
 
         reader = asyncio.create_task(read())
         try:
-            while True:
-                yield await self._out.get()
+            while (batch := await self._out.get()) is not None:
+                yield batch
         finally:
             reader.cancel()
             self._out = asyncio.Queue()  # what was not sent is not for the next stream
 
     async def Reserve(self, request: state_pb2.ReserveRequest, context: Any) -> state_pb2.ReserveReply:
+        self.asked += 1
+        await self.answers.wait()
         if not self.reserves:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the store is away")
         window = self._reservations.reserve(request.uid, request.boot, request.ahead_ms)
@@ -536,6 +546,33 @@ async def test_a_shard_that_cannot_reserve_is_passed_over(cluster: Make) -> None
     async with c.link() as link, worker(c, 0, boot=1) as w:
         await until(lambda: w.config.until_ms > 0)
         await attached(w)
+        await until(lambda: link.not_ready() == "")
+
+
+def asked_more(shard: FakeShard, asked: int) -> bool:
+    return shard.asked > asked
+
+
+def reserved_more(w: FakeWorker, before_ms: int) -> bool:
+    return w.config.until_ms > before_ms
+
+
+async def test_a_stream_that_ends_under_a_reservation_costs_that_one_only(cluster: Make) -> None:
+    c = await cluster(shards=1)
+    (shard,) = c.shards
+    c.publish()
+    async with c.link() as link, worker(c, 0, boot=1) as w:
+        await attached(w)
+        await until(lambda: link.not_ready() == "")
+        for _ in range(3):  # a store that hangs: the shard does not answer, then ends its streams
+            shard.answers.clear()
+            asked = shard.asked
+            await until(partial(asked_more, shard, asked), "a reservation is under way")
+            shard.end_stream()
+            await until(lambda: not link.streams["s0"].attached, "the stream is down")
+            shard.answers.set()
+            before_ms = w.config.until_ms
+            await until(partial(reserved_more, w, before_ms), "stamps are reserved again")
         await until(lambda: link.not_ready() == "")
 
 

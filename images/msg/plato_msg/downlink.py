@@ -20,6 +20,7 @@ from plato.core.errors import Unavailable
 from plato.core.ids import slot_of
 from plato.ports import Route, ShardClient, TopologySource
 from plato.runtime import logs
+from plato.runtime.process import forever
 
 from plato_msg import metrics
 from plato_msg.core.batch import Decision
@@ -108,7 +109,7 @@ class Downlink:
         """Runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            tasks.create_task(self._clean())
+            tasks.create_task(forever("dirty", self._clean()), name="dirty")
             while True:
                 decisions, tickets = await self._queue.get()
                 job = _Job(tickets)
@@ -125,7 +126,7 @@ class Downlink:
         if lane is None:
             assert self._tasks is not None
             lane = self._lanes[shard] = _Lane(shard, self, self._lane_bytes)
-            self._tasks.create_task(lane.run())
+            self._tasks.create_task(forever(f"lane {shard}", lane.run()), name=f"lane {shard}")
         lane.add(part, jobs, look)
 
     async def mark_dirty(self, shards: Collection[str], entries: int) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 from plato.core.errors import Unavailable
 from plato.ports import BusReader, ReservationStore, ShardClient, TopologySource
 from plato.runtime import logs
+from plato.runtime.process import forever
 
 from plato_msg.core.allocator import Allocator, SingleWriter
 from plato_msg.core.policy import Rules
@@ -112,11 +113,11 @@ class MsgService:
         self._reserved = True
         self._log.info("serves", worker_id=worker_id)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(ids.run(), name="ids")
-            tasks.create_task(self.downlink.run(), name="downlink")
-            tasks.create_task(self.owners.run(), name="owner")
-            tasks.create_task(uplinks.run(), name="uplink")
-            tasks.create_task(self._trim(), name="trim")
+            tasks.create_task(forever("ids", ids.run()), name="ids")
+            tasks.create_task(forever("downlink", self.downlink.run()), name="downlink")
+            tasks.create_task(forever("owner", self.owners.run()), name="owner")
+            tasks.create_task(forever("uplink", uplinks.run()), name="uplink")
+            tasks.create_task(forever("trim", self._trim()), name="trim")
 
     async def leave(self) -> None:
         """Gives every partition up, so that the others need not wait for our silence. A hint: after `run` was cancelled."""

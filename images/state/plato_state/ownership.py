@@ -18,6 +18,7 @@ from typing import Final
 from plato.core.errors import Fenced, Unavailable
 from plato.ports import Fence, SessionStore, TopologySource
 from plato.runtime import logs
+from plato.runtime.process import forever
 from plato.topology.record import Topology
 
 from plato_state import metrics
@@ -101,9 +102,9 @@ class Ownership:
     async def main(self) -> None:
         """Follows the topology, proves, looks; until cancelled. Raises Deposed."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._hold(), name="slots")
-            group.create_task(self._prove(), name="prove")
-            group.create_task(self._follow(), name="topology")
+            group.create_task(forever("slots", self._hold()), name="slots")
+            group.create_task(forever("prove", self._prove()), name="prove")
+            group.create_task(forever("topology", self._follow()), name="topology")
 
     async def release(self) -> None:
         """Gives every slot back, so that a successor need not wait. For the end of the process."""

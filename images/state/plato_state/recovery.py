@@ -124,5 +124,7 @@ class Recovery:
         for (connection, session), devices in zip(owed, routes, strict=True):
             stored = devices.get(session.device_id)
             mine = Route(session.conn_id, session.gen)
-            if (stored is None or stored.gen < mine.gen) and connection.phase in (Phase.LIVE, Phase.WAITING):
+            # What waits for its client is no better than a present statement, even an older one: its client comes anyway.
+            behind = stored is not None and stored.gen < mine.gen and connection.phase is Phase.LIVE
+            if behind or (stored is None and connection.phase in (Phase.LIVE, Phase.WAITING)):
                 await self._router.restore(session.user, session.device_id, mine, stored)

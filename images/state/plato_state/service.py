@@ -17,6 +17,7 @@ from plato.ports import (
 )
 from plato.router import Router
 from plato.runtime import logs
+from plato.runtime.process import forever
 from plato.runtime.settings import Settings
 
 from plato_state.downlink import Downlink
@@ -80,11 +81,11 @@ class StateShard:
     async def main(self) -> None:
         """Acquires and loads its slots, then serves, until cancelled. Raises an ExceptionGroup if a part of it fails."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.timers.main(), name="timers")
-            group.create_task(self.sessions.main(), name="sessions")
-            group.create_task(self.uplink.main(), name="uplink")
-            group.create_task(self.ownership.main(), name="ownership")
-            group.create_task(self._serve(), name="server")
+            group.create_task(forever("timers", self.timers.main()), name="timers")
+            group.create_task(forever("sessions", self.sessions.main()), name="sessions")
+            group.create_task(forever("uplink", self.uplink.main()), name="uplink")
+            group.create_task(forever("ownership", self.ownership.main()), name="ownership")
+            group.create_task(forever("server", self._serve()), name="server")
 
     async def _serve(self) -> None:
         # Only now: a gateway that reaches this port may take its slots as served (R5).

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from itertools import islice
+from typing import Final, TypeVar
 
 from plato.core.codes import Code
 from plato.core.errors import Fenced, Unavailable
@@ -22,6 +23,7 @@ from plato.core.ids import slot_of
 from plato.ports import MsgClient, Route, Session, SessionStore, ShardClient, TopologySource
 from plato.router import Router
 from plato.runtime import logs
+from plato.runtime.process import forever
 from plato.wire.v1.client_pb2 import PULL, SYNC
 
 from plato_state import metrics
@@ -37,6 +39,8 @@ ENDS_PER_ROUND: Final = 256
 STORE_TASKS: Final = 64
 MSG_TASKS: Final = 128
 RETRY_S: Final = 0.5
+
+_Question = TypeVar("_Question")
 
 
 class Sessions:
@@ -61,10 +65,12 @@ class Sessions:
         self._topology = topology
         self._log = logs.get("sessions")
         self._background = Background(metrics.ERRORS.inc)
-        self._reads: deque[tuple[Connection, session.AskRoute | None]] = deque()
+        self._reads: dict[int, tuple[Connection, session.AskRoute | None]] = {}
+        """By conn_id; None: a heartbeat's check. A newer question takes the place of one that was not put yet: the
+        machine ignores the older one's answer."""
         self._checking: set[int] = set()
-        """conn_ids whose route is asked for in `_reads` by a heartbeat: one check at a time."""
-        self._resumes: deque[tuple[Connection, session.AskSession]] = deque()
+        """conn_ids whose route is being asked for by a heartbeat, from the question to its answer: one at a time."""
+        self._resumes: dict[int, tuple[Connection, session.AskSession]] = {}
         self._ends: deque[tuple[Connection | None, session.End | session.Remove]] = deque()
         self._work = {name: asyncio.Event() for name in ("reads", "resumes", "ends")}
         self._store_room = asyncio.Semaphore(STORE_TASKS)
@@ -90,7 +96,7 @@ class Sessions:
                 case session.CheckRoute():
                     if conn_id not in self._checking:
                         self._checking.add(conn_id)
-                        self._reads.append((connection, None))
+                        self._reads.setdefault(conn_id, (connection, None))
                         self._work["reads"].set()
                 case session.Close():
                     downlink.close(conn_id, action.frame)
@@ -99,10 +105,10 @@ class Sessions:
                 case session.Await():
                     self._pending.append((shard.now + self._pending_ticks, connection, action.kind, action.ref))
                 case session.AskRoute():
-                    self._reads.append((connection, action))
+                    self._reads[conn_id] = connection, action
                     self._work["reads"].set()
                 case session.AskSession():
-                    self._resumes.append((connection, action))
+                    self._resumes[conn_id] = connection, action
                     self._work["resumes"].set()
                 case session.Commit():
                     self._background.start(self._commit(connection, action))
@@ -157,9 +163,9 @@ class Sessions:
         """Reads routes, finds resumed sessions, ends sessions; until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._read_routes(), name="routes")
-                group.create_task(self._find_sessions(), name="resumes")
-                group.create_task(self._end_sessions(), name="ends")
+                group.create_task(forever("routes", self._read_routes()), name="routes")
+                group.create_task(forever("resumes", self._find_sessions()), name="resumes")
+                group.create_task(forever("ends", self._end_sessions()), name="ends")
         finally:
             await self._background.stop()
 
@@ -170,8 +176,11 @@ class Sessions:
             await self._work["reads"].wait()
             self._work["reads"].clear()
             while self._reads:
-                batch = [self._reads.popleft() for _ in range(min(READS_PER_ROUND, len(self._reads)))]
-                await self._read_batch(batch)
+                batch = _take(self._reads, READS_PER_ROUND)
+                try:
+                    await self._read_batch(batch)
+                finally:
+                    self._checking.difference_update([connection.conn_id for connection, _ in batch])
 
     async def _read_batch(self, batch: list[tuple[Connection, session.AskRoute | None]]) -> None:
         wanted: list[tuple[Connection, session.AskRoute | None, str, int]] = []
@@ -179,7 +188,6 @@ class Sessions:
             if ask is not None:
                 wanted.append((connection, ask, ask.user, ask.device_id))
                 continue
-            self._checking.discard(connection.conn_id)
             if connection.session is not None:  # a heartbeat's check
                 wanted.append((connection, None, connection.session.user, connection.session.device_id))
         if not wanted:
@@ -206,7 +214,7 @@ class Sessions:
             await self._work["resumes"].wait()
             self._work["resumes"].clear()
             while self._resumes:
-                batch = [self._resumes.popleft() for _ in range(min(RESUMES_PER_ROUND, len(self._resumes)))]
+                batch = _take(self._resumes, RESUMES_PER_ROUND)
                 await self._find_batch(batch)
 
     async def _find_batch(self, batch: list[tuple[Connection, session.AskSession]]) -> None:
@@ -251,11 +259,15 @@ class Sessions:
             removal = self._removing.get(mine.conn_id)
             if removal is not None:
                 await removal.wait()
+            if action.seen is None:
+                mine = connection.first_statement(slot.fence.start) or mine
             async with self._store_room:
                 try:
                     # The session first: a route never names a session that nobody could load.
                     await self._store.put(slot.number, slot.fence, [mine])
-                    route = await self._router.commit(mine.user, mine.device_id, action.seen, mine.conn_id)
+                    route = await self._router.commit(
+                        mine.user, mine.device_id, action.seen, mine.conn_id, first_gen=mine.gen
+                    )
                     done = route is not None
                 except Fenced:
                     self.suspect(slot.number)
@@ -386,3 +398,8 @@ class Sessions:
 
     def _knows(self, connection: Connection) -> bool:
         return self._shard.connections.get(connection.conn_id) is connection
+
+
+def _take(questions: dict[int, _Question], at_most: int) -> list[_Question]:
+    """Takes the oldest ones out."""
+    return [questions.pop(conn_id) for conn_id in list(islice(questions, at_most))]

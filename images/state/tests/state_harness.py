@@ -537,6 +537,11 @@ class Client:
         return self
 
 
+def nth_gen(state: StateShard, n: int) -> int:
+    """The gen of a device's n-th statement (1, 2 …) in a store that lost none: the first is the fence's start."""
+    return next(iter(state.shard.slots.values())).fence.start + n - 1
+
+
 def push_frame(text: bytes = b"text", seq: int = 1) -> bytes:
     """What msg hands to a shard: a Push without run and push_no."""
     return command(pb.PUSH, pb.PushMsg(MsgID=seq, Content=text, conversation_id="c", seq=seq, prev_seq=seq - 1))

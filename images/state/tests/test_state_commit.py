@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from functools import partial
 
+import pytest
 from plato.core.codes import Action, Code
 from plato.ports import Route
 from plato.wire.v1 import client_pb2 as pb
-from state_harness import Client, Link, World, command, deliver, passed, push_frame, until, up
+from state_harness import Client, Link, World, command, deliver, nth_gen, passed, push_frame, until, up
 
 
 def route_is(world: World, route: Route) -> bool:
     return world.memory.routes["alice", 1] == route
+
+
+def lose_slots(world: World, slots: Iterable[int]) -> None:
+    for slot in slots:
+        world.memory.slots.pop(slot, None)
 
 
 async def test_r2_nothing_but_the_first_sync_commits() -> None:
@@ -23,7 +30,7 @@ async def test_r2_nothing_but_the_first_sync_commits() -> None:
         assert (await new.login()).code == Code.OK
         resumed = await link.connect(world.conn_id())
         assert (await resumed.reconn(old.conn_id, old.secret)).code == Code.OK
-        assert world.memory.routes["alice", 1] == Route(old.conn_id, 1)
+        assert world.memory.routes["alice", 1] == Route(old.conn_id, nth_gen(state, 1))
         assert set(world.sessions()) == {old.conn_id}
 
         await new.send(up("c", 1), command(pb.PULL, pb.PullMsg(ref=1, conversation_id="c")))
@@ -36,7 +43,7 @@ async def test_r2_nothing_but_the_first_sync_commits() -> None:
         assert (await new.sync()).code == Code.OK
         kick = await old.next(pb.KICK)
         assert (kick.code, kick.closes) == (Code.REPLACED, True)
-        assert world.memory.routes["alice", 1] == Route(new.conn_id, 2)
+        assert world.memory.routes["alice", 1] == Route(new.conn_id, nth_gen(state, 2))
         await new.send(up("c", 1))
         assert (await new.ack(pb.UP)).code == Code.OK
 
@@ -63,10 +70,10 @@ async def test_r2_of_two_that_read_the_same_route_one_commits_and_the_other_trie
         refused = await second.sync(ref=3)
         assert (refused.code, refused.message.ref, refused.closes) == (Code.TRY_AGAIN, 3, False)
         await until(lambda: set(world.sessions()) == {first.conn_id})  # the fresh session was removed
-        assert world.memory.routes["alice", 1] == Route(first.conn_id, 1)
+        assert world.memory.routes["alice", 1] == Route(first.conn_id, nth_gen(state, 1))
         assert not first.of(pb.KICK)
         await second.live()
-        assert world.memory.routes["alice", 1] == Route(second.conn_id, 2)
+        assert world.memory.routes["alice", 1] == Route(second.conn_id, nth_gen(state, 2))
 
 
 async def test_r2_commit_first_then_read_the_page() -> None:
@@ -137,12 +144,12 @@ async def test_r2_the_end_of_a_session_sets_the_route_to_nowhere_and_deletes_not
         last = await client.next(pb.KICK)
         assert (last.code, last.closes) == (Code.LOGGED_OUT, True)
         await until(lambda: not world.sessions())
-        assert world.memory.routes["alice", 1] == Route(0, 2)
+        assert world.memory.routes["alice", 1] == Route(0, nth_gen(state, 2))
         assert client.conn_id not in state.shard.connections
         again = await link.connect(world.conn_id())
         assert (await again.reconn(client.conn_id, client.secret)).code == Code.SESSION_UNKNOWN
         await again.live()
-        assert world.memory.routes["alice", 1] == Route(again.conn_id, 3)
+        assert world.memory.routes["alice", 1] == Route(again.conn_id, nth_gen(state, 3))
 
 
 async def test_r2_a_late_close_of_the_old_connection_leaves_the_newer_route() -> None:
@@ -156,7 +163,7 @@ async def test_r2_a_late_close_of_the_old_connection_leaves_the_newer_route() ->
         await link0.closed(old.conn_id)
         await until(lambda: old.conn_id not in s0.shard.connections)
         await until(lambda: set(world.sessions()) == {new.conn_id})
-        assert world.memory.routes["alice", 1] == Route(new.conn_id, 2)
+        assert world.memory.routes["alice", 1] == Route(new.conn_id, nth_gen(s0, 2))
         assert (await new.heartbeat()).code == Code.OK
         assert await deliver(s1, [new.conn_id], push_frame()) == []
         await new.next(pb.PUSH)
@@ -175,7 +182,7 @@ async def test_r2_a_device_that_comes_back_through_another_gateway_keeps_its_rou
         for _ in range(8):
             assert (await new.heartbeat()).code == Code.OK
             await passed(state, 200)
-        assert world.memory.routes["alice", 1] == Route(new.conn_id, 2)
+        assert world.memory.routes["alice", 1] == Route(new.conn_id, nth_gen(state, 2))
         assert not new.of(pb.KICK)
         assert not new.of(pb.ERROR)
 
@@ -210,7 +217,7 @@ async def test_r2_a_client_that_did_not_hear_its_commit_resumes_by_the_older_con
         assert (await third.reconn(first.conn_id, first.secret)).code == Code.OK
         assert third.secret == first.secret
         assert (await third.sync()).code == Code.OK
-        assert world.memory.routes["alice", 1] == Route(third.conn_id, 3)
+        assert world.memory.routes["alice", 1] == Route(third.conn_id, nth_gen(state, 3))
 
 
 async def test_r2_a_new_login_draws_a_new_secret_and_the_old_one_resumes_nothing() -> None:
@@ -248,11 +255,11 @@ async def test_r2_a_missing_route_is_written_again_at_a_heartbeat_and_no_other_i
         client = await (await link.connect(world.conn_id())).live()
         del world.memory.routes["alice", 1]
         await client.heartbeat()
-        await until(lambda: world.memory.routes.get(("alice", 1)) == Route(client.conn_id, 1))
-        world.memory.routes["alice", 1] = Route(4711, 2)
+        await until(lambda: world.memory.routes.get(("alice", 1)) == Route(client.conn_id, nth_gen(state, 1)))
+        world.memory.routes["alice", 1] = Route(4711, nth_gen(state, 2))
         await client.heartbeat()
         assert (await client.next(pb.KICK)).code == Code.REPLACED
-        assert world.memory.routes["alice", 1] == Route(4711, 2)
+        assert world.memory.routes["alice", 1] == Route(4711, nth_gen(state, 2))
 
 
 async def test_r2_a_store_that_is_away_costs_logins_only() -> None:
@@ -289,3 +296,36 @@ async def test_logins_of_one_round_are_one_pipeline() -> None:
             assert isinstance(client, Client)
             assert (await client.ack(pb.LOGIN)).code == Code.OK
         assert world.routes.reads - reads <= 3
+
+
+@pytest.mark.parametrize("half_open", [False, True])
+async def test_r2_a_session_of_before_a_wipe_never_takes_the_route_of_one_that_committed_after_it(
+    half_open: bool,
+) -> None:
+    world = World(("s0", "s1"))
+    async with world.shard("s0") as one, world.shard("s1") as two, Link(one) as here, Link(two) as there:
+        old = await (await here.connect(world.conn_id(3))).live()
+        old = await (await here.connect(world.conn_id(5))).live()  # the device has a history: its gen is not the first
+        before = world.memory.routes["alice", 1]
+        assert before.conn_id == old.conn_id
+        if not half_open:
+            await here.closed(old.conn_id)
+        # A wipe, as it looks when the new session's shard notices it first.
+        world.memory.routes.clear()
+        lose_slots(world, range(512, 1024))
+        two.ownership.suspect(1000)
+        await until(lambda: 1000 in world.memory.slots)
+        new = await there.connect(world.conn_id(1000))
+        assert (await new.login()).code == Code.OK
+        assert (await new.sync()).code == Code.OK
+        stands = world.memory.routes["alice", 1]
+        assert stands.conn_id == new.conn_id
+        assert stands.gen > before.gen
+        lose_slots(world, range(512))
+        one.ownership.suspect(5)
+        await until(lambda: 5 in world.memory.slots and 5 not in one.ownership._suspects)
+        if half_open:
+            await old.heartbeat()
+        await new.heartbeat()
+        assert world.memory.routes["alice", 1] == stands
+        assert not new.of(pb.KICK)

@@ -8,7 +8,7 @@ from plato.core.codes import Code
 from plato.ports import Route
 from plato.wire.v1 import client_pb2 as pb
 from plato.wire.v1.suffix import varint
-from state_harness import Client, Link, World, command, deliver, passed, push_frame, until
+from state_harness import Client, Link, World, command, deliver, nth_gen, passed, push_frame, until
 
 GUESTS: dict[str, Any] = {"auth__guests": True}
 
@@ -59,7 +59,7 @@ async def test_the_public_client_logs_in_sends_and_is_acknowledged() -> None:
             ack = (await client.ack(pb.UP)).message
             assert (ack.Code, ack.ClientID, ack.ConnID) == (Code.OK, n, client.conn_id)
         user = f"guest:{client.conn_id}"
-        assert world.memory.routes[user, 123] == Route(client.conn_id, 1)
+        assert world.memory.routes[user, 123] == Route(client.conn_id, nth_gen(state, 1))
         first, second = await world.bus.records()
         assert (first.from_user, first.conversation_id, first.body, first.guest) == (user, "123", b"first", True)
         assert len(first.client_msg_id) == 16
@@ -73,7 +73,7 @@ async def test_its_first_frame_of_any_type_commits() -> None:
         client = await guest(link, world.conn_id())
         await client.send(HEARTBEAT)
         assert (await client.ack(pb.HEARTBEAT)).code == Code.OK
-        assert world.memory.routes[f"guest:{client.conn_id}", 123] == Route(client.conn_id, 1)
+        assert world.memory.routes[f"guest:{client.conn_id}", 123] == Route(client.conn_id, nth_gen(state, 1))
 
 
 async def test_client_ids_begin_where_it_likes_then_go_on_by_one_and_a_repeat_has_the_same_id() -> None:
@@ -146,7 +146,7 @@ async def test_it_survives_its_reconn_without_a_secret() -> None:
         records = await world.bus.records()
         assert {r.from_user for r in records} == {f"guest:{old.conn_id}"}
         assert len({r.client_msg_id for r in records}) == 3
-        assert world.memory.routes[f"guest:{old.conn_id}", 123] == Route(new.conn_id, 2)
+        assert world.memory.routes[f"guest:{old.conn_id}", 123] == Route(new.conn_id, nth_gen(state, 2))
 
 
 async def test_a_user_cannot_be_resumed_as_a_guest() -> None:

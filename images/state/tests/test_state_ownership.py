@@ -19,7 +19,7 @@ from plato.wire.v1 import state_pb2, state_pb2_grpc
 from plato_state.core.session import Phase
 from plato_state.ownership import Deposed
 from plato_state.shard import TICK_MS
-from state_harness import Client, Link, World, command, deliver, kill, main_task, passed, push_frame, until, up
+from state_harness import Client, Link, World, command, deliver, kill, main_task, nth_gen, passed, push_frame, until, up
 
 SHORT: dict[str, Any] = {"state__fence_stale_ms": 1_200, "state__fence_stop_ms": 600}
 
@@ -212,7 +212,7 @@ async def test_r5_a_smaller_fence_of_a_store_that_went_back_is_raised_again() ->
         state.ownership.suspect(slot)
         await until(lambda: client.conn_id in world.sessions())
         assert world.memory.slots[slot].fence is not None
-        await until(lambda: world.memory.routes["alice", 1] == Route(client.conn_id, 1))
+        await until(lambda: world.memory.routes["alice", 1] == Route(client.conn_id, nth_gen(state, 1)))
         assert state.shard.slots[slot].fence.start > mine.start
 
 

@@ -243,10 +243,11 @@ def test_any_events_of_any_bytes_are_handled_without_an_error_of_ours(
         )
     sessions = uplink._sessions
     for _ in range(4):
-        uplink.handle(link, batch)
+        asyncio.run(uplink.handle(link, batch))
         # What is asked of the store is answered as an empty one would.
         while sessions._reads:
-            connection, ask = sessions._reads.popleft()
+            connection, ask = sessions._reads.pop(next(iter(sessions._reads)))
+            sessions._checking.discard(connection.conn_id)
             sessions.run(connection, connection.route_read(ask.serial, None) if ask else connection.route_checked(None))
         for connection in list(shard.connections.values()):
             if connection.phase is Phase.COMMITTING:
@@ -270,5 +271,5 @@ def test_a_link_that_sends_columns_of_wrong_length_is_survived() -> None:
             lengths=rng.randbytes(rng.randrange(14)),
             data=rng.randbytes(50),
         )
-        uplink.handle(link, batch)
+        asyncio.run(uplink.handle(link, batch))
     assert len(shard.connections) <= 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 from plato.core.codes import Code
 from plato.ports import Route
 from plato.wire.v1 import client_pb2 as pb
-from state_harness import Link, World, deliver, push_frame, until
+from state_harness import Link, World, deliver, nth_gen, push_frame, until
 from state_harness import up as uplink
 
 
@@ -24,7 +24,7 @@ async def test_login_sync_up_and_ack_then_deliver_and_push() -> None:
         committed = (await client.sync(ref=5)).message
         assert (committed.Code, committed.ref, committed.push_no) == (Code.OK, 5, 0)
         assert committed.run > 0
-        assert world.memory.routes["alice", 1] == Route(client.conn_id, 1)
+        assert world.memory.routes["alice", 1] == Route(client.conn_id, nth_gen(state, 1))
         assert world.sessions()[client.conn_id].user == "alice"
         assert (await client.next(pb.SYNCED)).message.ref == 5
 

@@ -9,7 +9,7 @@ from plato.core.codes import Code
 from plato.ports import Route
 from plato.wire.v1 import client_pb2 as pb
 from plato_state.core.session import Phase
-from state_harness import Client, Link, World, command, passed, until
+from state_harness import Client, Link, World, command, nth_gen, passed, until
 
 
 async def test_r10_a_stopped_process_that_wakes_does_not_kill_its_sessions() -> None:
@@ -36,7 +36,7 @@ async def test_r10_a_silent_client_is_closed_waits_and_ends() -> None:
         assert state.shard.connections[client.conn_id].phase is Phase.WAITING
         await link.closed(client.conn_id)
         await until(lambda: not state.shard.connections)
-        assert world.memory.routes["alice", 1] == Route(0, 2)
+        assert world.memory.routes["alice", 1] == Route(0, nth_gen(state, 2))
         assert not world.sessions()
         assert len(state.shard.life) == len(state.shard.repeats) == 0, "no timer is left behind"
 
@@ -69,7 +69,7 @@ async def test_r10_until_the_resume_window_has_passed() -> None:
         begun = state.shard.now
         await until(lambda: client.conn_id not in state.shard.connections)
         assert state.shard.now - begun >= 1_500 // 25
-        assert world.memory.routes["alice", 1] == Route(0, 2)
+        assert world.memory.routes["alice", 1] == Route(0, nth_gen(state, 2))
 
 
 async def test_r10_any_frame_shows_that_a_client_lives() -> None:

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from plato.runtime import logs
 from plato.runtime.settings import Settings, SettingsError, load
@@ -23,6 +23,24 @@ CANNOT_START = 3
 
 class StartError(Exception):
     """This machine cannot do what the settings say: one line that names the setting and the way out."""
+
+
+class PartEnded(RuntimeError):
+    """A part of a process that works for as long as the process lives has ended by itself."""
+
+
+async def forever(name: str, work: Coroutine[Any, Any, object]) -> NoReturn:
+    """Runs a part that never ends by itself: raises PartEnded if it does, though it were by a CancelledError that nobody
+    sent to this task (gRPC raises one from a call whose channel was closed). A TaskGroup takes such a child's end for a
+    wish and goes on without it; with this it ends the process, and the supervisor starts a whole one."""
+    try:
+        await work
+    except asyncio.CancelledError as e:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise PartEnded(f"{name}: cancelled from within") from e
+    raise PartEnded(f"{name}: it returned")
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
@@ -49,7 +67,8 @@ async def until_stopped(tasks: list[asyncio.Task[Any]]) -> int:
     code = 0
     for task in done - {waiter}:
         code = 1
-        log.error("a task ended", task=task.get_name(), exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        log.error("a task ended", task=task.get_name(), cancelled=task.cancelled(), exc_info=error)
     waiter.cancel()
     for task in tasks:
         task.cancel()

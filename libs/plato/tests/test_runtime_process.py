@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from plato.runtime import admin
-from plato.runtime.process import CANNOT_START
+from plato.runtime.process import CANNOT_START, PartEnded, forever
 from plato.runtime.settings import SettingsError, load
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -190,3 +191,32 @@ async def test_admin_leaves_the_signals_of_the_process_alone() -> None:
     await server.start()
     assert signal.getsignal(signal.SIGTERM) is before
     await asyncio.wait_for(server.stop(), 10)
+
+
+async def test_a_part_that_ends_by_itself_is_an_error_however_it_ends() -> None:
+    async def returns() -> None:
+        return None
+
+    async def is_cancelled_from_within() -> None:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    for part in (returns, is_cancelled_from_within):
+
+        async def process(part: Callable[[], Coroutine[None, None, None]] = part) -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(forever("part", part()))
+                group.create_task(asyncio.Event().wait())
+
+        with pytest.raises(ExceptionGroup) as raised:
+            await process()
+        assert isinstance(raised.value.exceptions[0], PartEnded)
+
+
+async def test_a_part_that_is_cancelled_by_its_owner_just_ends() -> None:
+    task = asyncio.create_task(forever("part", asyncio.Event().wait()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -26,7 +26,7 @@ Times are ms from now; the caller counts them in ticks (R10). Nothing here reads
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from hmac import compare_digest
 
@@ -107,7 +107,8 @@ class AskSession:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Put `session` under its fence, then set the route from `seen` to it; call `committed` with how it ended."""
+    """Put `session` under its fence, then set the route from `seen` to it; call `committed` with how it ended. Where
+    `seen` is None its gen is 0 still: `first_statement` gives it one."""
 
     session: Session
     seen: Route | None
@@ -264,6 +265,7 @@ class Connection:
         "socket",
         "unsure",
         "uplinks",
+        "verified",
         "worker",
     )
 
@@ -295,6 +297,8 @@ class Connection:
         self.guest_pushes: GuestPushes | None = None
         self.doubtful = False
         """True: an empty Notify of the run is owed; written by the edge that paces them."""
+        self.verified: tuple[bytes, str] | None = None
+        """Digest of the last token that was verified here, and its user; written by the edge that verifies."""
         self._serial = 0
         self._asked: _Asked | None = None
         self._awaited: Kind | None = None
@@ -444,6 +448,14 @@ class Connection:
                 self._asked.held.append(encoded)
             return []
         return None
+
+    def first_statement(self, gen: int) -> Session | None:
+        """The session that is being committed, with the gen of a route that has none before it: greater than any that
+        was given before the store lost it."""
+        if self.phase is not Phase.COMMITTING or self.session is None:
+            return None
+        self.session = replace(self.session, gen=gen)
+        return self.session
 
     def committed(self, done: bool | None, run: int) -> list[Action]:
         """The end of Commit. True: the route names this connection; False: another commit came first; None: unknown.
@@ -606,6 +618,12 @@ class Connection:
         """A frame that could not be read: its sender is told, and its socket closed. The session may resume."""
         return self._broken(kind)
 
+    def too_fast(self, kind: Kind, *, floods: bool) -> list[Action]:
+        """Frames came faster than they are served, and are dropped: the first one's type is told. floods: for too long."""
+        if floods:
+            return self._broken(kind, Code.FLOODING)
+        return [Send(self._error(Code.BUSY, kind))]
+
     def foreign(self, kind: Kind) -> list[Action]:
         """A frame that names another connection."""
         return [Send(self._error(Code.FOREIGN_CONN_ID, kind))]
@@ -635,7 +653,7 @@ class Connection:
         candidate = self.candidate
         if candidate is None:
             return self.out_of_place(asked.first)
-        gen = candidate.seen.gen + 1 if candidate.seen is not None else 1
+        gen = candidate.seen.gen + 1 if candidate.seen is not None else 0
         self.session = Session(
             self.conn_id,
             candidate.user,
@@ -701,9 +719,9 @@ class Connection:
             return [Forget()]
         return []  # COMMITTING: its outcome decides; WAITING, REPLACED, ENDED: their timers run
 
-    def _broken(self, kind: Kind) -> list[Action]:
+    def _broken(self, kind: Kind, code: Code = Code.MALFORMED) -> list[Action]:
         self.socket = False
-        return [Close(self._error(Code.MALFORMED, kind)), *self._socket_gone()]
+        return [Close(self._error(code, kind)), *self._socket_gone()]
 
     def _not_here(self) -> list[Action]:
         """The answer to any frame in a phase that has no socket any more; [] where frames are right."""

@@ -1,0 +1,364 @@
+"""What people and tools read: the status of each resource, from the same desk that the orders come from.
+
+Conditions come without a time: `kept_times` carries the old ones over where the status is the same. Nothing reads a status
+to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from plato.api.cluster import PlatoClusterStatus, Reshard, SlotCounts, WorkerIdCounts
+from plato.api.names import LABEL_POOL, shard_index, shard_name
+from plato.api.pool import DrainStatus, GatewayPoolStatus
+from plato.api.shard import SlotSpan, StateShardStatus
+from plato.api.shared import Condition
+from plato.topology.record import DRAINING, LEAVING, LOST, SLOTS, Gateway
+from plato.topology.slots import counts, left, members, spans
+from plato.topology.worker_ids import held
+
+from plato_operator.core.drains import FORCE_AFTER_MS
+from plato_operator.core.moves import wanted_weights
+from plato_operator.core.repair import repaired
+from plato_operator.core.rollout import ipconfig_done, msg_done, outdated_shards, settled, state_done
+from plato_operator.core.snapshot import MSG, Pod, Pool, Shard, shard_pod
+from plato_operator.core.work import Work, is_lost, record_of
+
+STALE_AFTER_S = 30
+"""A gateway whose epoch is older than the record's by this many seconds is behind (epochs are Unix seconds)."""
+MOST_DRAINS = 50
+
+
+def rfc3339(unix_ms: int) -> str:
+    """A time as Kubernetes writes it, whole seconds."""
+    return datetime.fromtimestamp(unix_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def kept_times(old: Iterable[Condition], new: Iterable[Condition], now_ms: int) -> tuple[Condition, ...]:
+    """`new` with lastTransitionTime: that of the old condition of the type while its status is the same, else now."""
+    times = {c.type: (c.status, c.last_transition_time) for c in old}
+    found = []
+    for condition in new:
+        status, time = times.get(condition.type, ("", ""))
+        same = status == condition.status and time
+        found.append(replace(condition, last_transition_time=time if same else rfc3339(now_ms)))
+    return tuple(found)
+
+
+class _Sheet:
+    """Conditions of one object, Ready first."""
+
+    def __init__(self, generation: int) -> None:
+        self._generation = generation
+        self._found: list[Condition] = []
+
+    def add(self, type_: str, holds: bool | None, reason: str, message: str) -> None:
+        status = "Unknown" if holds is None else "True" if holds else "False"
+        self._found.append(Condition(type_, status, reason, message, self._generation))
+
+    def done(self) -> tuple[Condition, ...]:
+        return tuple(sorted(self._found, key=lambda c: c.type != "Ready"))
+
+
+def cluster_status(work: Work) -> PlatoClusterStatus:
+    """Status of the PlatoCluster."""
+    snap, topology = work.snap, work.topology
+    spec, sheet = snap.cluster.spec, _Sheet(snap.cluster.generation)
+    acquired = _acquired(work)
+    missing = SLOTS - len(acquired)
+    wanted = [shard_name(snap.cluster.name, i) for i in range(spec.state.shards)]
+    ready_shards = [n for n in wanted if work.shard_ready(n)]
+    pools = [p for p in snap.pools.values() if not p.deleting]
+    gateways_wanted = sum(p.spec.replicas for p in pools)
+    gateways_ready = sum(_ready(work, p) for p in pools)
+    move, to_move = topology.move, left(topology, wanted_weights(work))
+    msgs_ready = sum(pod.ready and not pod.deleting for pod in snap.pods.values() if pod.component == MSG)
+    rolling = not (msg_done(work) and state_done(work) and ipconfig_done(work)) or any(_rolling(work, p) for p in pools)
+    down = [n for n in counts(topology) if not work.shard_ready(n)]
+
+    sheet.add("SlotsAcquired", not missing, *(
+        ("AllAcquired", "every slot is served") if not missing
+        else ("ShardDown", f"{missing} slots are not served; not ready: {', '.join(down)}") if down
+        else ("Loading", f"{missing} slots are being loaded")
+    ))  # fmt: skip
+    sheet.add("Resharding", move is not None or to_move > 0, *_resharding(work, to_move))
+    sheet.add("WorkerIdsAvailable", not work.exhausted, *(
+        ("Exhausted", f"{work.exhausted} pods wait for one of {1024} worker ids; they are held or rest after their pod went")
+        if work.exhausted else ("Available", "every pod has its worker id")
+    ))  # fmt: skip
+    sheet.add("TopologyHealthy", True, *(
+        ("Rebuilt", "the record was lost and has been rebuilt from what pods reported")
+        if snap.memory.rebuilt_epoch else ("Written", "the record is what this operator wrote")
+    ))  # fmt: skip
+    sheet.add("DependenciesReady", not snap.missing_secrets, *(
+        ("SecretMissing", f"create in this namespace: {', '.join(sorted(snap.missing_secrets))}")
+        if snap.missing_secrets else ("Found", "the named Secrets and keys exist")
+    ))  # fmt: skip
+    sheet.add("Paused", spec.paused, *(
+        ("Paused", "spec.paused is true: restarted pods are admitted, nothing else is changed") if spec.paused
+        else ("Running", "changes are carried out")
+    ))  # fmt: skip
+    foreign = [n for n, s in snap.shards.items() if not s.owned or shard_index(snap.cluster.name, n) is None]
+    sheet.add("ConfigurationWarning", bool(foreign), *(
+        ("ForeignShard", f"not made by this PlatoCluster and passed over: {', '.join(sorted(foreign))}") if foreign
+        else ("None", "nothing to warn about")
+    ))  # fmt: skip
+    why = _not_ready(work, missing, msgs_ready, gateways_ready, gateways_wanted, pools)
+    busy = (
+        rolling
+        or move is not None
+        or to_move > 0
+        or any(g.drain for g in topology.gateways.values())
+        or work.act is not None
+    )
+    sheet.add("Ready", not why, *(why or ("Serving", "clients are served")))
+    sheet.add("Reconciling", busy and not spec.paused, *(
+        ("Progressing", "pods or slots are on their way") if busy and not spec.paused else ("Settled", "nothing to do")
+    ))  # fmt: skip
+    phase = (
+        "Paused"
+        if spec.paused
+        else "Ready"
+        if not why and not busy
+        else "Degraded"
+        if why and not rolling
+        else "Progressing"
+    )
+    if not snap.pods:
+        phase = "Pending"
+    return PlatoClusterStatus(
+        observed_generation=snap.cluster.generation, phase=phase, version=spec.version, epoch=topology.epoch,
+        slots=SlotCounts(SLOTS, len(acquired), len(members(move.slots)) if move is not None else 0),
+        worker_ids=WorkerIdCounts(len(held(topology)), sum(r.until_ms > snap.now_ms for r in topology.resting.values())),
+        shards=f"{len(ready_shards)}/{spec.state.shards}", gateways=f"{gateways_ready}/{gateways_wanted}",
+        connections=sum(_connections(work, p) for p in pools),
+        reshard=Reshard(move.source if move else "", move.target if move else "", to_move) if move or to_move else None,
+        conditions=sheet.done(),
+    )  # fmt: skip
+
+
+def _not_ready(
+    work: Work, missing: int, msgs: int, ready: int, wanted: int, pools: list[Pool]
+) -> tuple[str, str] | None:
+    """(reason, message) of what keeps clients from being served well; None: nothing."""
+    if work.snap.missing_secrets:
+        return "SecretMissing", f"create in this namespace: {', '.join(sorted(work.snap.missing_secrets))}"
+    if not msgs:
+        return (
+            "MsgDown",
+            "no msg pod is ready: messages are accepted at most until queues are full, and none is delivered",
+        )
+    if missing:
+        return "SlotsMissing", f"{missing} of {SLOTS} slots are not served"
+    ipconfig = work.snap.children.get(("Deployment", f"{work.snap.cluster.name}-ipconfig"))
+    if ipconfig is None or not ipconfig.ready:
+        return "IpconfigDown", "no ipconfig pod is ready: clients do not learn of gateways"
+    spare = sum(p.spec.rollout.max_unavailable for p in pools if _rolling(work, p))
+    if ready < wanted - spare or (wanted and not ready):
+        return "GatewaysMissing", f"{ready} of {wanted} gateways are ready"
+    return None
+
+
+def _resharding(work: Work, to_move: int) -> tuple[str, str]:
+    move, state = work.topology.move, work.snap.cluster.spec.state
+    if move is not None:
+        slots = len(members(move.slots))
+        if move.undo:
+            return "Undoing", f"{slots} slots go back to {move.source}, since {move.target} does not take them"
+        return "Moving", f"{slots} slots go from {move.source} to {move.target}; {to_move} are left after them"
+    if not to_move:
+        return "Settled", "every slot is where the weights want it"
+    if state.reshard_paused:
+        return "Paused", f"{to_move} slots wait for spec.state.reshardPaused to be false"
+    return "Moving", f"{to_move} slots are left to move, as soon as both shards are ready"
+
+
+def pool_status(work: Work, pool: Pool) -> GatewayPoolStatus:
+    """Status of one GatewayPool."""
+    snap, sheet, spec = work.snap, _Sheet(pool.generation), pool.spec
+    pods = [pod for pod in work.gateway_pods().values() if pod.owner == pool.name]
+    records = [(pod, record_of(work, pod)) for pod in sorted(pods, key=lambda p: p.ordinal)]
+    draining = [(p, r) for p, r in records if r is not None and r.state in (DRAINING, LEAVING)]
+    sts = snap.children.get(("StatefulSet", pool.name))
+    updated = sum(
+        sts is not None and p.template_hash == sts.template_hash and p.restarted_at == sts.restarted_at for p in pods
+    )
+    ready = _ready(work, pool)
+
+    reasons = sorted({r.drain.reason for _, r in draining if r.drain is not None})
+    sheet.add(
+        "Draining", bool(draining), reasons[0] if reasons else "NoDrain", f"{len(draining)} gateways are being drained"
+    )
+    blocked = _blocked(work, pool, draining)
+    sheet.add("DrainBlocked", blocked is not None, *(blocked or ("NotBlocked", "no drain waits")))
+    stuck = [p for p in pods if p.unschedulable]
+    sheet.add(
+        "Unschedulable",
+        bool(stuck),
+        *(("Unschedulable", _unschedulable(work, pool, stuck)) if stuck else ("Scheduled", "every pod has a node")),
+    )
+    broken = repaired(work, pool.name)
+    sheet.add("Degraded", broken is not None, *(
+        ("BrokenRevisionRepaired", f"{broken} ran a revision that never got ready and was replaced") if broken
+        else ("NotDegraded", "no repair was needed")
+    ))  # fmt: skip
+    lost = [p.name for p, r in records if is_lost(r)]
+    sheet.add("NodeLost", bool(lost), *(
+        ("NodeLost", f"on lost nodes, worker ids stay theirs until the pod objects go: {', '.join(lost)}") if lost
+        else ("NodesReady", "no gateway is on a lost node")
+    ))  # fmt: skip
+    need_s = -(-spec.capacity.connections // spec.drain.pace_per_second)
+    slow = need_s > spec.drain.deadline_seconds
+    sheet.add("ConfigurationWarning", slow, *(
+        ("DrainTooSlow", f"a full gateway needs {need_s} s at {spec.drain.pace_per_second} per second, the deadline is "
+         f"{spec.drain.deadline_seconds} s: raise drain.pacePerSecond or drain.deadlineSeconds") if slow
+        else ("None", "nothing to warn about")
+    ))  # fmt: skip
+    spare = spec.rollout.max_unavailable if _rolling(work, pool) else 0
+    good = ready >= max(spec.replicas - spare, min(1, spec.replicas))
+    sheet.add("Ready", good, "Serving" if good else "GatewaysMissing", f"{ready} of {spec.replicas} gateways are ready")
+    busy = _rolling(work, pool) or len(pods) != spec.replicas or ready != spec.replicas
+    sheet.add(
+        "Reconciling",
+        busy,
+        "Progressing" if busy else "Settled",
+        f"{updated} of {len(pods)} pods run the present template",
+    )
+    return GatewayPoolStatus(
+        observed_generation=pool.generation, replicas=len(pods), ready_replicas=ready, updated_replicas=updated,
+        draining_replicas=len(draining), selector=f"{LABEL_POOL}={pool.name}", connections=_connections(work, pool),
+        drains=tuple(_drain(work, p, r) for p, r in draining[:MOST_DRAINS]),
+        conditions=sheet.done(),
+    )  # fmt: skip
+
+
+def _blocked(work: Work, pool: Pool, draining: list[tuple[Pod, Gateway]]) -> tuple[str, str] | None:
+    """(reason, message) of a drain that cannot go on by itself."""
+    if pool.name in work.held:
+        return "NoTarget", work.held[pool.name]
+    for pod, record in draining:
+        report = work.report(pod.name, pod.uid)
+        if report is None and pod.running:
+            by = record.drain.deadline_ms + FORCE_AFTER_MS if record.drain is not None else 0
+            return (
+                "ReportTimeout",
+                f"{pod.name} does not answer /v1/report; it is deleted at {rfc3339(by)} all the same",
+            )
+        behind = report is not None and report.epoch_seen < work.topology.epoch - STALE_AFTER_S
+        if behind and report is not None and record.drain is not None and report.epoch_seen < record.drain.id:
+            return "TopologyStale", f"{pod.name} has not seen its drain yet: it is at epoch {report.epoch_seen}"
+    return None
+
+
+def _unschedulable(work: Work, pool: Pool, stuck: list[Pod]) -> str:
+    nodes = len(work.snap.nodes) if work.snap.nodes is not None else None
+    ports = pool.spec.ports
+    text = f"{', '.join(p.name for p in stuck)}: {stuck[0].unschedulable}"
+    if pool.spec.network == "Host":
+        text += f" (each gateway takes ports {ports.tcp}, {ports.ws} and {ports.admin} of its node"
+        text += f"; {pool.spec.replicas} are wanted on {nodes} nodes)" if nodes is not None else ")"
+    return text
+
+
+def _drain(work: Work, pod: Pod, record: Gateway) -> DrainStatus:
+    report, drain = work.report(pod.name, pod.uid), record.drain
+    told = report.drain if report is not None else None
+    mine = told is not None and drain is not None and told.id == drain.id
+    phase = "Draining"
+    if record.state == LEAVING:
+        phase = "Leaving" if mine and told is not None and told.phase == "drained" else "Forced"
+    elif mine and told is not None and told.phase == "drained":
+        phase = "Drained"
+    return DrainStatus(
+        pod=pod.name, reason=drain.reason if drain is not None else "Manual", phase=phase, uid=pod.uid,
+        deadline_at=rfc3339(drain.deadline_ms) if drain is not None else None,
+        remaining=told.remaining if mine and told is not None else None,
+    )  # fmt: skip
+
+
+def shard_status(work: Work, shard: Shard) -> StateShardStatus:
+    """Status of one StateShard."""
+    snap, sheet = work.snap, _Sheet(shard.generation)
+    own = [r for r in work.topology.slots if r.shard == shard.name]
+    number = sum(r.last - r.first + 1 for r in own)
+    pod = snap.pods.get(shard_pod(shard.name))
+    weight = work.weights().get(shard.name, 0)
+    lost = pod is not None and work.lost(pod)
+    serves = settled(work, shard.name)
+    ready = work.shard_ready(shard.name)
+    if shard.name not in work.weights():
+        sheet.add(
+            "Stalled",
+            True,
+            "ForeignShard",
+            "only a PlatoCluster makes StateShards: delete this one, raise spec.state.shards",
+        )
+    sheet.add("Ready", ready and serves, *(
+        ("Serving", "every slot of this shard is served") if ready and serves
+        else ("Loading", "its slots are being loaded") if ready
+        else ("PodNotReady", f"pod {shard_pod(shard.name)} is not ready")
+    ))  # fmt: skip
+    sheet.add("SlotsAcquired", serves, "AllAcquired" if serves else "Loading", f"{number} slots are assigned")
+    sheet.add("Evacuating", not weight and number > 0, *(
+        ("Evacuating", f"{number} slots are left to move away") if not weight and number
+        else ("Evacuated", "no slot is left") if not weight else ("NotAsked", "the weight is above 0")
+    ))  # fmt: skip
+    sheet.add("NodeLost", lost, *(
+        ("NodeLost", "its node is lost; " + (
+            "others take its slots after 60 s" if _takes_over(work) else "its slots wait for the pod"
+        ))
+        if lost else ("NodeReady", "its node is not lost")
+    ))  # fmt: skip
+    rolling = shard.name in outdated_shards(work)
+    sheet.add(
+        "Reconciling", rolling or not serves, "Progressing" if rolling or not serves else "Settled", f"weight {weight}"
+    )
+    phase = "NodeLost" if lost else "Pending" if not ready else "Evacuating" if not weight and number else (
+        "Evacuated" if not weight else "Serving" if serves else "Loading"
+    )  # fmt: skip
+    report = work.report(pod.name, pod.uid) if pod is not None else None
+    merged = spans(slot for r in own for slot in range(r.first, r.last + 1))
+    return StateShardStatus(
+        observed_generation=shard.generation, phase=phase, pod=pod.name if pod is not None else "",
+        pod_uid=pod.uid if pod is not None else "", slots=tuple(SlotSpan(a, b) for a, b in merged), slot_count=number,
+        epoch=max((r.epoch for r in own), default=0), connections=report.connections if report is not None else 0,
+        conditions=sheet.done(),
+    )  # fmt: skip
+
+
+def _takes_over(work: Work) -> bool:
+    return work.snap.cluster.spec.state.on_node_loss == "TakeOver"
+
+
+def _acquired(work: Work) -> set[int]:
+    """Slots that their owner by the record reports as served."""
+    found: set[int] = set()
+    for name in counts(work.topology):
+        pod = work.shard_pod(name)
+        report = work.report(pod.name, pod.uid) if pod is not None and work.shard_ready(name) else None
+        if report is not None:
+            found |= {slot for slot in members(report.acquired) if work.topology.owner(slot).shard == name}
+    return found
+
+
+def _ready(work: Work, pool: Pool) -> int:
+    found = 0
+    for pod in work.gateway_pods().values():
+        record = record_of(work, pod) if pod.owner == pool.name else None
+        found += record is not None and pod.ready and not pod.deleting and record.state not in (DRAINING, LEAVING, LOST)
+    return found
+
+
+def _rolling(work: Work, pool: Pool) -> bool:
+    """Whether pods of the pool are on their way from one template or number to another."""
+    sts = work.snap.children.get(("StatefulSet", pool.name))
+    pods = [pod for pod in work.gateway_pods().values() if pod.owner == pool.name]
+    old = any(sts is not None and pod.template_hash != sts.template_hash for pod in pods)
+    return old or any((r := record_of(work, pod)) is not None and r.drain is not None for pod in pods)
+
+
+def _connections(work: Work, pool: Pool) -> int:
+    pods = (pod for pod in work.gateway_pods().values() if pod.owner == pool.name)
+    return sum(report.connections for pod in pods if (report := work.report(pod.name, pod.uid)) is not None)

@@ -1,0 +1,87 @@
+"""`make test`: every test, in two pytest runs side by side, so that both cores have something to do while one waits.
+
+    tests/faults      wait most of the time: for kills, time-outs, repairs
+    everything else   short and busy
+
+The first run's output is shown live, the second's when it has ended; the last line adds the two up as pytest would say it.
+With arguments one pytest gets them all. Exit code 0 when both runs passed. What is started ends with this process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent.parent
+APART = "tests/faults"
+
+
+_COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
+
+
+def summary(output: str) -> Counter[str]:
+    """What pytest's last line counts, e.g. {"passed": 12, "failed": 1}; {} where it did not come to one."""
+    lines = [line for line in output.splitlines() if re.search(r" in \d+\.\d+s", line)]
+    counts: Counter[str] = Counter()
+    for number, word in _COUNTS.findall(lines[-1]) if lines else ():
+        counts["error" if word.startswith("error") else word] += int(number)
+    return counts
+
+
+def pytest(arguments: Sequence[str], output: IO[str] | int | None) -> subprocess.Popen[str]:
+    """Starts one run."""
+    command = [sys.executable, "-m", "pytest", *arguments]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    if arguments:
+        os.chdir(ROOT)
+        os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
+    began = time.monotonic()
+    runs: list[subprocess.Popen[str]] = []
+
+    def stop(number: int, _: object) -> None:
+        for run in runs:
+            run.send_signal(number)
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as apart:
+        # The second run leaves the cache of last failures to the first.
+        runs.append(pytest([f"--ignore={APART}"], subprocess.PIPE))
+        runs.append(pytest(["-p", "no:cacheprovider", APART], apart))
+        shown = []
+        live = runs[0].stdout
+        assert live is not None
+        with live:
+            for line in live:
+                print(line, end="", flush=True)
+                shown.append(line)
+        codes = [run.wait() for run in runs]
+        apart.seek(0)
+        rest = apart.read()
+    print(rest, end="")
+    for output in ("".join(shown), rest):
+        counts += summary(output)
+    words = [f"{counts[word]} {word}" for word in ("failed", "passed", "skipped", "error") if counts[word]]
+    print(f"===== {', '.join(words) or 'no result'} in {time.monotonic() - began:.2f}s =====")
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

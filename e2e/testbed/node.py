@@ -3,7 +3,7 @@
 The holder process keeps the node's network, mount and host-name namespaces alive; all else enters them. The node's view
 of /run, /var/log, /var/lib/kubelet and /var/lib/cni is its own folder, so that kubelet, containerd and the CNI write at
 their usual places and nothing of it stays on the host: mounts end with the namespace. The kernel's settings are read-only
-in there, since kubelet would change them for the whole machine.
+in there, and kubelet finds those that it would change for the whole machine as it wants them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,16 @@ OWN_FOLDERS: Final = ("/run", "/var/log", "/var/lib/kubelet", "/var/lib/cni")
 """Folders of the host that each node has to itself. Tear-down removes those that had to be made as mount points."""
 
 _READ_ONLY: Final = ("/proc/sys/vm", "/proc/sys/kernel")
+_TUNED: Final = {
+    "vm/overcommit_memory": 1,
+    "vm/panic_on_oom": 0,
+    "kernel/panic": 10,
+    "kernel/panic_on_oops": 1,
+    "kernel/keys/root_maxkeys": 1_000_000,
+    "kernel/keys/root_maxbytes": 25_000_000,
+}
+"""What kubelet insists on and would set machine-wide (its `setupKernelTunables`); in a node it reads these files."""
+
 _CONTAINERD: Final = """\
 version = 2
 root = "{folder}/containerd"
@@ -147,6 +157,11 @@ class Node:
             steps.append(f"mount --bind '{own}' {path}")
         for path in _READ_ONLY:
             steps += [f"mount --bind {path} {path}", f"mount -o remount,bind,ro {path}"]
+        (folder / "tuned").mkdir()
+        for setting, value in _TUNED.items():
+            shown = folder / "tuned" / setting.replace("/", "-")
+            shown.write_text(f"{value}\n")
+            steps.append(f"mount --bind '{shown}' /proc/sys/{setting}")
         steps += [f": > '{ready}'", "exec sleep infinity"]
         command = ["unshare", "--net", "--mount", "--uts", "--propagation", "private", "sh", "-c", "\n".join(steps)]
         self.holder.start(command)
@@ -218,8 +233,6 @@ class Node:
             "failCgroupV1": False,
             "failSwapOn": False,
             "oomScoreAdj": 0,
-            # Only so that a kernel setting that it may not change is no reason to give up.
-            "featureGates": {"KubeletInUserNamespace": True},
             # A full disk or little memory on the machine is the tester's affair; pods are not evicted for it.
             "imageGCHighThresholdPercent": 99,
             "imageGCLowThresholdPercent": 98,

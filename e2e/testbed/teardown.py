@@ -79,7 +79,7 @@ def leftovers(layout: Layout) -> list[str]:
     left += [f"mount {path}" for path in _mounts_below(layout.state)]
     left += [f"link {path.name}" for path in sorted(Path("/sys/class/net").glob(f"{PREFIX}*"))]
     left += [f"cgroup {root / CGROUP}" for root in cgroup_roots() if (root / CGROUP).exists()]
-    if layout.state.exists():
+    if layout.marker.exists():
         left.append(f"folder {layout.state}")
     return left
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from plato.topology.record import Topology
@@ -127,7 +127,7 @@ class Histories(RuleBasedStateMachine):
     def freeze_the_leader(self, stale: int) -> None:
         """A pass is planned and the process stops; another operator takes the lease."""
         self.frozen = (self.world.leader, self.world.plan(stale=stale))
-        self.world.leader = "op-b" if self.world.leader == "op-a" else "op-a"
+        self.world.other_leader()
 
     @precondition(lambda self: self.frozen is not None)
     @rule()
@@ -146,7 +146,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.world.topology is not None)
     @rule()
     def lose_the_record(self) -> None:
-        self.world.topology = None
+        self.world.lose_record()
 
     @precondition(lambda self: self.world.topology is not None)
     @rule(restore=st.booleans())
@@ -155,7 +155,7 @@ class Histories(RuleBasedStateMachine):
         if not restore or self.backup is None:
             self.backup = world.topology
         else:
-            world.topology, world.version = replace(self.backup, writer=world.leader), world.version + 1
+            world.lose_record(replace(self.backup, writer=world.leader))
 
     @invariant()
     def all_holds(self) -> None:
@@ -166,8 +166,8 @@ class Histories(RuleBasedStateMachine):
         world = self.world
         for node in list(world.cut_off):
             world.heal(node)
-        for name, node in world.api.nodes.items():
-            world.api.nodes[name] = replace(node, unschedulable=False)
+        for name, machine in world.api.nodes.items():
+            world.api.nodes[name] = replace(machine, unschedulable=False)
         for name, pod in world.api.pods.items():
             world.api.pods[name] = replace(pod, drain_asked=False)
         world.silent.clear()
@@ -187,9 +187,10 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(
-    max_examples=HISTORIES or 12,
+    max_examples=HISTORIES or 30,
     stateful_step_count=60 if HISTORIES else 30,
     deadline=None,
+    phases=(Phase.explicit, Phase.generate, *((Phase.shrink,) if HISTORIES else ())),  # shrinking takes minutes
     suppress_health_check=list(HealthCheck),
     print_blob=True,
 )

@@ -1,8 +1,9 @@
 """A small pure Kubernetes with Plato's data plane in it, for the planner to rule.
 
-Time passes in `tick`; each tick moves controllers, kubelets and processes a little. Nodes can be cut off: their processes
-live on with what they saw last. Pods deleted by force leave a ghost process behind. The store keeps reservations and fences,
-as the real one does. Every change by an operator goes through `carry_out`, which may stop anywhere and checks the invariants.
+Time passes in `tick`; each tick moves controllers, kubelets and processes a little. Nodes can be cut off: their
+processes live on with what they saw last. Pods deleted by force leave a ghost process behind. The store keeps
+reservations and fences, as the real one does. Every change by an operator goes through `carry_out`, which may stop
+anywhere and checks what must hold.
 """
 
 from __future__ import annotations
@@ -77,6 +78,9 @@ class Process:
     drained: int = 0  # id of the drain that is over
     acquired: set[int] = field(default_factory=set)
     gone_by_ms: int = 0  # a ghost's end
+    forgotten: bool = (
+        False  # the record that told of its id was lost; only the store's reservation keeps others from it
+    )
 
 
 @dataclass
@@ -114,7 +118,7 @@ class World:
         self.cut_off: set[str] = set()
         self.silent: set[str] = set()
         self.bad_hashes: set[str] = set()
-        self.leader = "op-a"
+        self.leader = "op-1"
         self.memories: dict[str, Memory] = {}
         self.history: list[Api] = []
         self.ours: set[int] = set()  # ordinals of the pool that are away by our doing
@@ -158,6 +162,18 @@ class World:
             self._remove(name)
         elif not pod.deleting:
             self.api.pods[name] = replace(pod, deleting=True, delete_at_ms=self.now_ms + grace_s * 1000)
+
+    def lose_record(self, restored: Topology | None = None) -> None:
+        """The ConfigMap is deleted, or set back to an older content. Written once a second at most, its epoch is not ahead
+        of the clock by then."""
+        self.tick(3)
+        self.topology, self.version = restored, self.version + 1
+        for ghost in self.ghosts:
+            ghost.forgotten = True
+
+    def other_leader(self) -> None:
+        """The lease goes to another process; each start has a holder name of its own."""
+        self.leader = f"op-{self._uid()}"
 
     # time
 
@@ -460,7 +476,7 @@ class World:
         for name, gateway in new.gateways.items():
             if (gateway.uid, gateway.worker_id) not in before:
                 for ghost in self.ghosts:
-                    assert ghost.worker_id != gateway.worker_id or ghost.uid == gateway.uid, (
+                    assert ghost.forgotten or ghost.worker_id != gateway.worker_id or ghost.uid == gateway.uid, (
                         f"{name} got the id of a process that still runs"
                     )
         if old.move is not None and new.move is not None and new.move != old.move:
@@ -489,7 +505,7 @@ class World:
                 for slot in process.acquired if process.component == STATE else ():
                     assert held.setdefault(slot, process.uid) == process.uid, "a slot is served twice"
         if POOL in self.api.pools:
-            ours = set(self.ours)
+            ours = {o for o in self.ours if o < self.api.pools[POOL].spec.replicas}
             for name, gateway in (self.topology.gateways if self.topology is not None else {}).items():
                 if (
                     gateway.state in (DRAINING, LEAVING)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from plato.api.names import MSG_GRPC_PORT, shard_addr, shard_name
-from plato.topology.record import SLOTS, Gateway, Msg, Shard, SlotRange, Topology, next_epoch
+from plato.topology.record import SLOTS, Gateway, Msg, Shard, SlotRange, Topology
 from plato.topology.slots import members, reassigned, spread
 
 from plato_operator.core.members import gateway_record
@@ -45,7 +45,7 @@ def rebuilt(snap: Snapshot) -> Topology:
     old = snap.topology if snap.topology is not None and snap.topology.cluster_uid == snap.cluster.uid else None
     reports = _reports(snap)
     seen = max([r.epoch_seen for r in reports.values()] + [old.epoch if old is not None else 0])
-    epoch = next_epoch(seen, snap.now_ms // 1000)
+    epoch = 1 + max(seen, snap.now_ms // 1000)
     slots = _slots(snap, old, reports, epoch)
     gateways, msgs = _members(snap, old, reports)
     resting = dict(old.resting) if old is not None else {}

@@ -31,7 +31,8 @@ def outdated(desk: PoolDesk, pod: Pod) -> bool:
 def away(work: Work, desk: PoolDesk, *, but: int, rolling: bool) -> int:
     """Gateways of the pool, without ordinal `but`, that are away or may be so by our doing.
 
-    rolling counts more strictly: a successor that is not ready yet, however long, and not for minReadySeconds.
+    rolling counts more strictly: a successor that is not ready yet, however long, and not for minReadySeconds. Pods that
+    scale-down takes anyway count only while they are drained: their absence is what is wanted.
     """
     found = 0
     for ordinal in range(desk.replicas):
@@ -39,13 +40,15 @@ def away(work: Work, desk: PoolDesk, *, but: int, rolling: bool) -> int:
         if ordinal == but:
             continue
         if pod is None:
-            found += 1
+            found += ordinal < desk.wanted
             continue
         record = record_of(work, pod)
         if is_lost(record) or PORTS_TAKEN in pod.unschedulable:
             continue
         if pod.deleting or (record is not None and record.state in (DRAINING, LEAVING)):
             found += 1
+        elif ordinal >= desk.wanted:
+            continue
         elif not pod.ready:
             found += rolling or work.snap.now_ms - pod.created_ms < YOUNG_MS
         elif rolling:

@@ -171,9 +171,10 @@ class Memory:
 class Snapshot:
     """Everything of one cluster at one moment.
 
-    me: holder name of our Lease. version: resourceVersion of the record's ConfigMap, empty if there is none. live:
-    {pod name: uid by a GET of this moment, empty for 404}, of the names that `doubts` asked for. nodes: None without the
-    right to read them. missing_secrets: "name" or "name/key" of what the spec names and is not there.
+    me: holder name of our Lease, another one at each start of a process (a claim shows by it). version:
+    resourceVersion of the record's ConfigMap, empty if there is none. live: {pod name: uid by a GET of this moment,
+    empty for 404}, of the names that `doubts` asked for. nodes: None without the right to read them. missing_secrets:
+    "name" or "name/key" of what the spec names and is not there.
     """
 
     now_ms: int

@@ -5,9 +5,11 @@
 
 A group is the link's number for a shard. It has an attach number while its stream is up, and a credit: the bytes that it
 may still be sent. Without either its connections are not read; the kernel's buffers and TCP hold the peers. Only
-connections that have something to say are taken out of epoll, so pausing a group costs nothing for the idle ones.
+connections that have something to say are taken out of epoll, so pausing a group costs nothing for the idle ones. Between
+two returns of credit one connection may use up a SHARE of it; past that it waits for the next, and the others do not.
 
-Memory: per group at most its credit, its CLOSED and OPENED events and an announcement (one event per connection).
+Memory: per group at most its credit, its CLOSED and OPENED events, an announcement (one event per connection) and a number
+per connection that spoke since credit was returned.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ FIRST_READ_BYTES: Final = 4_096
 FLUSH_BYTES: Final = 262_144
 """A group's columns are sent within a round already, when they are this large: messages stay far below gRPC's 4 MiB."""
 NAMED_PER_MESSAGE: Final = 4_096
+SHARE: Final = 16
+"""Credit is returned per LinkBatch; two of them and the one that fills hold a connection's share each, so that one which
+says as much as it can keeps 3/16 of the group's credit at most."""
 _COST = lanes.EVENT_COST_BYTES
 _DATA = lanes.DATA
 _length = struct.Struct(">I").unpack_from
@@ -42,7 +47,18 @@ _length = struct.Struct(">I").unpack_from
 class Group:
     """One shard, as this worker knows it."""
 
-    __slots__ = ("attach", "conn_ids", "credit_bytes", "data", "kinds", "number", "paused", "size_bytes")
+    __slots__ = (
+        "attach",
+        "conn_ids",
+        "credit_bytes",
+        "data",
+        "kinds",
+        "number",
+        "paused",
+        "share_bytes",
+        "size_bytes",
+        "used_bytes",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -55,6 +71,9 @@ class Group:
         self.size_bytes = 0
         self.paused: dict[int, int] = {}
         """fd → serial of those that wait for credit or a stream."""
+        self.share_bytes = READ_BYTES
+        self.used_bytes: dict[int, int] = {}
+        """conn_id → what it said since credit was last returned."""
 
     def add(self, kind: int, conn_id: int, data: bytes) -> None:
         """Appends an event; a group whose stream is down has nobody to tell: R6 will."""
@@ -131,6 +150,8 @@ class Uplink:
         self.attach = max(self.attach, attach)
         group.attach = attach
         group.credit_bytes = credit_bytes
+        group.share_bytes = max(READ_BYTES, credit_bytes // SHARE)
+        group.used_bytes.clear()
         slots = [slot for slot in range(SLOTS) if self._group_of[slot] is group]
         group.add(lanes.BEGIN, 0, lanes.slot_bits(slots))
         group_of, peer = self._group_of, self._sockets.peer
@@ -156,6 +177,7 @@ class Uplink:
         group = self._groups.get(number)
         if group is not None and group.attach:
             group.credit_bytes += credit_bytes
+            group.used_bytes.clear()
             if group.credit_bytes > 0 and group.paused:
                 self._resume(group)
 
@@ -174,7 +196,8 @@ class Uplink:
         sockets = self._sockets
         conn_id = sockets.conn[fd]
         group = self._group_of[conn_id & 0x3FF]
-        if group.credit_bytes <= 0:
+        used = group.used_bytes.get(conn_id, 0)
+        if group.credit_bytes <= 0 or used >= group.share_bytes:
             self._pause(fd, group)
             return
         try:
@@ -216,6 +239,7 @@ class Uplink:
         group.conn_ids.append(conn_id)
         group.data.append(run)
         n += _COST
+        group.used_bytes[conn_id] = used + n
         group.credit_bytes -= n
         group.size_bytes += n
         if group.size_bytes >= FLUSH_BYTES:
@@ -223,8 +247,9 @@ class Uplink:
 
     def read_ws(self, fd: int) -> None:
         """Takes one read's worth of a WebSocket connection."""
-        group = self._group_of[self._sockets.conn[fd] & 0x3FF]
-        if group.credit_bytes <= 0:
+        conn_id = self._sockets.conn[fd]
+        group = self._group_of[conn_id & 0x3FF]
+        if group.credit_bytes <= 0 or group.used_bytes.get(conn_id, 0) >= group.share_bytes:
             self._pause(fd, group)
             return
         try:
@@ -247,7 +272,9 @@ class Uplink:
         if taken.run:
             sockets.flags[fd] &= ~FRESH
             group = self._group_of[sockets.conn[fd] & 0x3FF]
-            group.add(lanes.DATA, sockets.conn[fd], taken.run)
+            conn_id = sockets.conn[fd]
+            group.add(lanes.DATA, conn_id, taken.run)
+            group.used_bytes[conn_id] = group.used_bytes.get(conn_id, 0) + len(taken.run) + _COST
             if group.size_bytes >= FLUSH_BYTES:
                 self._flush(group)
         if taken.close is not None:

@@ -13,7 +13,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,12 @@ from plato.core.ids import slot_of, worker_id_of
 from plato.runtime.settings import Settings, dump
 from plato.wire.v1 import canned
 from plato_gateway.core import lanes
+from plato_gateway.uplink import SHARE
 
 DEADLINE_S = 15.0
 CREDIT_BYTES = 4_194_304
 WORKER_ID = 7
+WS_KEY = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 Event = tuple[int, int, bytes]
 
 
@@ -598,13 +600,56 @@ def test_a_group_without_credit_stops_its_connections_and_no_others(start: Start
             for n in range(20):
                 socks[c].sendall(pack(b"%d" % n))
         link.until(lambda: all(len(link.data_of(c)) == 20 for c in fine))
-        link.until(lambda: not link.pump(0.1))
+        use_up(link)
         assert 80_000 < taken(starved) < 200_000
         before = taken(starved)
         link.send(lanes.pack_credit(0, 300_000))
-        link.until(lambda: taken(starved) > before + 150_000)
-        link.until(lambda: not link.pump(0.1))
-        assert taken(starved) < before + 600_000
+        use_up(link)
+        assert before + 150_000 < taken(starved) < before + 600_000
+
+
+def use_up(link: FakeLink) -> None:
+    """Returns of nothing, each of which gives every connection its share anew, until no credit is left."""
+    link.send(lanes.pack_credit(0, 0))
+    while link.pump(0.1):
+        link.send(lanes.pack_credit(0, 0))
+
+
+@pytest.mark.parametrize("ws", [False, True])
+def test_one_connection_gets_its_share_of_a_groups_credit_and_the_others_are_served(start: Start, ws: bool) -> None:
+    w = start(attach=False)
+    link = w.link
+    link.attach(credit_bytes=CREDIT_BYTES)
+    share_bytes = CREDIT_BYTES // SHARE
+    with ExitStack() as stack:
+        quiet = stack.enter_context(w.connect())
+        quiet_id = link.conn_id_of(quiet)
+        greedy = stack.enter_context(w.connect(w.settings.gateway.ws_port if ws else None))
+        flood, said = pack(b"x" * 1_000), b"x" * 1_000
+        if ws:
+            greedy.sendall(b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" + WS_KEY)
+            assert greedy.recv(4_096).startswith(b"HTTP/1.1 101")
+            flood = b"\x82\xfe" + (1_000).to_bytes(2, "big") + bytes(4) + said
+        greedy_id = link.conn_id_of(greedy)
+        greedy.setblocking(False)
+
+        def taken() -> int:
+            return sum(len(d) for k, c, d in link.events if k == lanes.DATA and c == greedy_id)
+
+        for turn in range(1, 4):
+            # No credit comes back; it says as much as anybody takes.
+            end_s, silent = time.monotonic() + DEADLINE_S, 0
+            while silent < 5:
+                assert time.monotonic() < end_s
+                with suppress(BlockingIOError):
+                    while True:
+                        greedy.send(flood * 64)
+                silent = 0 if link.pump(0.02) else silent + 1
+            assert taken() < turn * (share_bytes + 40_000), "a share, and what one read brings beyond it"
+            quiet.sendall(pack(b"%d" % turn))
+            link.until(lambda turn=turn: len(link.data_of(quiet_id)) == turn)  # type: ignore[misc]  # a default binds it
+            link.send(lanes.pack_credit(0, 0))
+            link.until(lambda turn=turn: taken() > turn * share_bytes)  # type: ignore[misc]  # a default binds it
 
 
 def test_a_suspended_group_keeps_its_sockets_and_goes_on_when_announced(start: Start) -> None:

@@ -160,7 +160,7 @@ class StateService(state_pb2_grpc.StateServicer):
             # A stream that was superseded or silenced speaks for nobody any more.
             if link.closed_why or self._shard.links.get(link.worker_id) is not link:
                 return
-            self._uplink.handle(link, batch)
+            await self._uplink.handle(link, batch)
             batch = await context.read()
 
     async def _write(self, context: Any, link: LinkStream) -> None:

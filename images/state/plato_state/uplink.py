@@ -4,17 +4,20 @@
         OPENED, CLOSED, NAMED … ─▸ the connection machine            UP ─▸ checks ─▸ order (R1) ─▸ batcher (R8)
         Login, Sync, … ─▸ the connection machine                                bus.append ─▸ ACKs, one batch per gateway
 
-One pass over a batch, no task per frame; a broken frame costs its sender its socket and nobody else anything. Memory:
-the batches in hand (≤ 2 untaken per stream) and what `batcher` bounds.
+One pass over a batch, no task per frame, with a pause for everybody else after each SLICE_S; the batch counts as taken
+when all of it is done. A broken frame costs its sender its socket and nobody else anything, and so does a flood of them:
+`core/pace` says how many of a connection's frames are served. Memory: the batches in hand (≤ 2 untaken per stream) and
+what `batcher` bounds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -51,12 +54,13 @@ from plato_state import metrics
 from plato_state.core import answers, checks
 from plato_state.core.answers import Kind
 from plato_state.core.attaches import Announced, Attach, Attaches, slots_of_bitmap
+from plato_state.core.pace import PIECE_BYTES, PIECE_FRAMES, VERIFY_FRAMES, Paces, pieces
 from plato_state.core.session import Connection, Phase
 from plato_state.core.uplinks import Append, Busy, Expected, Joined, Stage, Ticket, Uplinks
 from plato_state.downlink import Downlink
 from plato_state.sessions import Sessions
 from plato_state.shard import Shard, pending_ticks
-from plato_state.stream import LinkStream, u32_column, u64_column
+from plato_state.stream import SEND, SEND_AND_CLOSE, LinkStream, u32_column, u64_column
 
 OPENED: Final = 1
 DATA: Final = 2
@@ -68,6 +72,10 @@ END: Final = 6
 APPEND_BACKOFF_MIN_S: Final = 0.05
 APPEND_BACKOFF_MAX_S: Final = 1.0
 SECRET_BYTES: Final = 16
+SLICE_S: Final = 0.003
+"""How long one batch is worked off in a row."""
+_SMALL_BYTES: Final = min(PIECE_BYTES, 5 * PIECE_FRAMES)
+"""A run up to this is one piece, whatever is in it: a frame has five bytes at least."""
 
 
 def unix_ms() -> int:
@@ -91,6 +99,9 @@ class Uplink:
         self._pending: deque[tuple[int, Ticket]] = deque()
         self._pending_ticks = pending_ticks(shard.settings.pending_ms)
         self._codes = {code: metrics.UPLINKS.labels(code.name.lower()) for code in Code}
+        self._paces = Paces()
+        self._unknown = metrics.FRAMES.labels("unknown")
+        self._too_many = metrics.DROPPED.labels("flooding")
         self._types = {kind: metrics.FRAMES.labels(CmdType.Name(kind).lower()) for kind in CmdType.values()}
         self._handlers: dict[int, Callable[[Connection, bytes], None]] = {
             LOGIN: self._login,
@@ -106,15 +117,31 @@ class Uplink:
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def handle(self, link: LinkStream, batch: LinkBatch) -> None:
-        """One LinkBatch, whole. Nothing in it can hurt more than the connection that it speaks of."""
+    async def handle(self, link: LinkStream, batch: LinkBatch) -> None:
+        """One LinkBatch, whole unless its stream ends. Nothing in it can hurt more than the connection that it speaks of.
+
+        The caller hands in a stream's batches one after the other. Others run within; each event looks everything up anew.
+        """
         link.taken(batch.taken)
+        begun = time.perf_counter()
         for events in batch.events:
-            self._events(link, events)
+            for attach, kind, conn_id, chunk in self._events(link, events):
+                try:
+                    self._event(link, attach, kind, conn_id, chunk)
+                except Exception:
+                    # A fault of ours while one connection's event was handled must stay with that connection.
+                    metrics.ERRORS.inc()
+                    self._log.exception("an event could not be handled", conn_id=conn_id, kind=kind)
+                if time.perf_counter() - begun > SLICE_S:
+                    await asyncio.sleep(0)
+                    if link.closed_why:
+                        return
+                    begun = time.perf_counter()
         if batch.batch_no:
             link.handled_batch(batch.batch_no)
 
-    def _events(self, link: LinkStream, events: WorkerEvents) -> None:
+    def _events(self, link: LinkStream, events: WorkerEvents) -> Iterator[tuple[Attach, int, int, bytes]]:
+        """Events in order: (attach, kind, conn_id, data); a long run of frames comes in pieces."""
         kinds = events.kinds
         begins = bool(kinds) and kinds[0] == BEGIN
         attach = self._shard.attaches.accept(link.worker_id, events.worker, events.boot, events.attach, begins)
@@ -130,12 +157,11 @@ class Uplink:
         for kind, conn_id, length in zip(kinds, conn_ids, lengths, strict=False):
             chunk = data[at : at + length]
             at += length
-            try:
-                self._event(link, attach, kind, conn_id, chunk)
-            except Exception:
-                # A fault of ours while one connection's event was handled must stay with that connection.
-                metrics.ERRORS.inc()
-                self._log.exception("an event could not be handled", conn_id=conn_id, kind=kind)
+            if length <= _SMALL_BYTES or kind != DATA:
+                yield attach, kind, conn_id, chunk
+            else:
+                for piece in pieces(chunk):
+                    yield attach, kind, conn_id, piece
 
     def _event(self, link: LinkStream, attach: Attach, kind: int, conn_id: int, chunk: bytes) -> None:
         if kind == BEGIN:
@@ -228,9 +254,21 @@ class Uplink:
             self._shard.heard(conn_id)
         connection.boot, connection.worker = attach.boot, attach.worker
         try:
-            self.frames(connection, split(chunk))
+            payloads = list(split(chunk))
         except PeerError:
             self._sessions.run(connection, connection.malformed(LOGIN))
+            return
+        served = self._paces.charge(conn_id, len(payloads), self._shard.now)
+        if served == len(payloads):
+            self.frames(connection, payloads)
+            return
+        self.frames(connection, payloads[:served])
+        self._too_many.inc(len(payloads) - served)
+        if connection.socket:  # else it was told already
+            floods = self._paces.floods(conn_id, self._shard.now)
+            self._sessions.run(connection, connection.too_fast(_kind_of(payloads[served]), floods=floods))
+            if floods:
+                self._log.info("closed: it floods", conn_id=conn_id)
 
     def frames(self, connection: Connection, payloads: Iterable[bytes]) -> None:
         """Handles frames of one connection, in order, until one of them ends its socket."""
@@ -243,7 +281,7 @@ class Uplink:
             kind = command.Type
             handler = self._handlers.get(kind)
             if handler is None:
-                metrics.FRAMES.labels("unknown").inc()
+                self._unknown.inc()
                 continue  # unknown types do no harm
             self._types[kind].inc()
             if connection.phase is not Phase.LIVE and self._before_live(connection, kind, payload):
@@ -276,10 +314,17 @@ class Uplink:
     def _not_ready(self, link: LinkStream, conn_id: int, chunk: bytes) -> None:
         """The slot is ours and still loads: each frame is answered, so that its client repeats it."""
         try:
-            for payload in split(chunk):
+            payloads = list(split(chunk))
+            served = self._paces.charge(conn_id, len(payloads), self._shard.now)
+            for payload in payloads[:served]:
                 kind = MsgCmd.FromString(payload).Type
                 if kind != ACK and not link.add(conn_id, answers.error(Code.NOT_READY, kind)):
                     metrics.DROPPED.labels("answer").inc()
+            if served < len(payloads):
+                self._too_many.inc(len(payloads) - served)
+                floods = self._paces.floods(conn_id, self._shard.now)
+                said = answers.error(Code.FLOODING if floods else Code.BUSY, _kind_of(payloads[served]))
+                link.add(conn_id, said, SEND_AND_CLOSE if floods else SEND)
         except (DecodeError, PeerError):
             metrics.DROPPED.labels("malformed").inc()
 
@@ -291,10 +336,18 @@ class Uplink:
             return
         who = ""
         if login.token:
-            try:
-                who = self._tokens.verify(login.token)
-            except PeerError as e:
-                who = e.code
+            digest = hashlib.blake2b(login.token.encode(), digest_size=16).digest()
+            known = connection.verified
+            # A live connection that says the same once more (it did not read the answer) costs no signature check.
+            if known is not None and known[0] == digest and connection.phase in (Phase.COMMITTING, Phase.LIVE):
+                who = known[1]
+            else:
+                self._paces.charge(connection.conn_id, VERIFY_FRAMES, self._shard.now)
+                try:
+                    who = self._tokens.verify(login.token)
+                    connection.verified = digest, who
+                except PeerError as e:
+                    who = e.code
         actions = connection.login(
             who,
             login.Head.DeviceID,
@@ -469,3 +522,11 @@ class Uplink:
         self._codes[code].inc()
         frame = answers.up_ack(code, connection.conn_id, conversation, client_id, client_msg_id, expected)
         self._downlink.send(connection.conn_id, frame)
+
+
+def _kind_of(payload: bytes) -> Kind:
+    """A frame's type; LOGIN where it has none to read."""
+    try:
+        return MsgCmd.FromString(payload).Type
+    except DecodeError:
+        return LOGIN

@@ -48,6 +48,7 @@ class Code(IntEnum):
     HEARTBEAT_TIMEOUT = 203
     GATEWAY_CLOSING = 204
     SLOT_LOST = 205
+    FLOODING = 206
 
     LOGIN_FIRST = 300
     SESSION_UNKNOWN = 301
@@ -95,6 +96,7 @@ TEXT: dict[Code, str] = {
     Code.HEARTBEAT_TIMEOUT: "no heartbeat in time; resume",
     Code.GATEWAY_CLOSING: "this gateway is closing; resume through another one",
     Code.SLOT_LOST: "the owner of this connection changed; resume",
+    Code.FLOODING: "you send faster than this connection is served; slow down and resume",
     Code.LOGIN_FIRST: "this connection is not known; log in or resume",
     Code.SESSION_UNKNOWN: "the session ended; log in",
     Code.SECRET_WRONG: "the resume secret does not fit; log in",

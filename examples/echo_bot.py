@@ -2,16 +2,21 @@
 
     .venv/bin/python examples/echo_bot.py echo "$(.venv/bin/plato token echo)"
 
-Then `plato chat alice --to echo`. Stop it and start it again: it answers what came meanwhile, once.
+Then `plato chat alice --to echo`. Stop it and start it again: it answers what came meanwhile, once. After a crash the last
+messages are shown again; so each answer's key (client_msg_id) is a UUIDv5 of its question's msg_id, and what was answered
+before is not answered twice.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import uuid
 from pathlib import Path
 
 from plato.client import Client, Stopped
+
+ANSWERS = uuid.uuid5(uuid.NAMESPACE_URL, "https://plato.example/echo_bot")
 
 
 async def main() -> None:
@@ -28,7 +33,8 @@ async def main() -> None:
             async for message in client.messages():
                 if not message.mine:
                     print(f"{message.from_user}: {message.text}", flush=True)
-                    await client.send(message.body, conversation_id=message.conversation_id)
+                    key = uuid.uuid5(ANSWERS, str(message.msg_id))
+                    await client.send(message.body, conversation_id=message.conversation_id, client_msg_id=key)
         except Stopped as e:
             print(e)
 

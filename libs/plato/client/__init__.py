@@ -1,4 +1,24 @@
-"""The Python client: never loses, doubles or re-orders a message, never needs its user after a disconnect."""
+"""The Python client: never loses, doubles or re-orders a message, never needs its user after a disconnect.
+
+    import asyncio
+    import sys
+
+    from plato.client import Client
+
+
+    async def main() -> None:
+        async with Client(sys.argv[1], "alice.db", ["127.0.0.1:8900"]) as client:
+            sent = await client.send("hello", to="bob")  # durable here; it goes out whenever there is a connection
+            print("its place is", (await sent.settled()).seq)
+            async for message in client.messages():  # of every conversation, own ones included; without an end
+                print(f"{message.from_user}: {message.text}")
+                break
+
+
+    asyncio.run(main())
+
+Run it with `"$(plato token alice)"` as its argument. examples/echo_bot.py shows a client that reads for ever.
+"""
 
 from plato.client.access import TokenProvider
 from plato.client.api import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,10 @@ from typing import Final
 from plato.client import discovery
 from plato.core.conversations import is_user_id
 
-TokenProvider = Callable[[], Awaitable[str]]
+TokenProvider = Callable[[], Awaitable[str] | str]
+"""Gives the user's token, whenever one is needed: at the first login, and when the last one was refused or expired. A
+coroutine function, or a plain function; the plain one runs on the event loop, so it must not block. Whatever it raises is
+logged, and it is asked again after a back-off."""
 TOKEN_S: Final = 30.0
 _log = logging.getLogger("plato.client")
 
@@ -71,7 +75,11 @@ class Access:
 
 
 async def _ask(provider: TokenProvider) -> str:
-    return await asyncio.wait_for(provider(), TOKEN_S)
+    given = provider()
+    token = await asyncio.wait_for(given, TOKEN_S) if inspect.isawaitable(given) else given
+    if not isinstance(token, str):
+        raise TypeError(f"the token provider gave {type(token).__name__}, not str")
+    return token
 
 
 def subject(token: str) -> str | None:

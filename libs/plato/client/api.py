@@ -32,8 +32,8 @@ class Refused(ClientError):
 class Stopped(ClientError):
     """The client stays away: `code` is the final one, or None when it was closed by its own user."""
 
-    def __init__(self, code: int | None) -> None:
-        super().__init__("the client is closed" if code is None else f"{text(code)} (code {code})")
+    def __init__(self, code: int | None, detail: str = "") -> None:
+        super().__init__("the client is closed" if code is None else f"{detail or text(code)} (code {code})")
         self.code = code
 
 
@@ -65,16 +65,25 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The connection's state. code: the last code that changed it, if any. gateway: its address while there is one."""
+    """The connection's state. code: the last code that changed it, if any. gateway: its address while there is one.
+
+    detail: words that say more than the code's own, else "".
+    """
 
     phase: Phase
     code: int | None = None
     gateway: str | None = None
     user: str | None = None
+    detail: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why it is so, in words; "" when no code came."""
+        return self.detail or (text(self.code) if self.code else "")
 
     def __str__(self) -> str:
         where = f" via {self.gateway}" if self.gateway and self.phase is Phase.ONLINE else ""
-        why = f": {text(self.code)}" if self.code else ""
+        why = f": {self.reason}" if self.reason else ""
         return f"{self.phase.value}{where}{why}"
 
 

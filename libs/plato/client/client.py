@@ -15,7 +15,6 @@ import logging
 import random
 import secrets
 import uuid
-import weakref
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +27,6 @@ from plato.client.api import (
     Delivery,
     Message,
     Phase,
-    Receipt,
     Refused,
     State,
     Stopped,
@@ -46,8 +44,8 @@ from plato.client.core.model import (
     Writes,
 )
 from plato.client.core.session import Machine
-from plato.client.links import Link, open_link
-from plato.client.sent import Sent
+from plato.client.links import Link, open_link, parse
+from plato.client.sent import Handles, Sent
 from plato.client.store import Store
 from plato.client.stream import MessageStream
 from plato.client.writer import Writer
@@ -81,13 +79,17 @@ class Client:
         transport: Literal["tcp", "ws"] = "tcp",
         platform: str = "python",
     ) -> None:
-        """token: the user's token, or who gives one; asked again when the platform refuses the last.
+        """token: the user's token, or who gives one (TokenProvider); asked again when the platform refuses the last.
 
-        store_path: the SQLite file of this device, made if missing, or ":memory:". gateways: "host:port",
+        store_path: the SQLite file of this device, made if missing, or ":memory:". gateways: a list of "host:port",
         "tcp://host:port" or "ws://host:port/ws", tried when there is no list. ipconfig_url: where the list is asked.
         device_id: of a new store, else checked; by default drawn once. user: known before the first login, so that
-        `send(to=…)` works before it; by default read from the store or from the token.
+        `send(to=…)` works before it; by default read from the store or from the token. Raises ValueError.
         """
+        if isinstance(gateways, str):
+            raise ValueError(f"gateways {gateways!r}: a list of addresses, not one")
+        for address in gateways:
+            parse(address, transport)
         if not gateways and ipconfig_url is None:
             raise ValueError("name gateways, or an ipconfig_url, or both")
         if user is not None and not is_user_id(user):
@@ -116,8 +118,7 @@ class Client:
         self._round: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
-        self._sent: weakref.WeakValueDictionary[bytes, Sent] = weakref.WeakValueDictionary()
-        self._durable: dict[bytes, asyncio.Future[None]] = {}  # sends that wait for the disk
+        self._handles: Handles
         self._pages: dict[int, asyncio.Future[tuple[Row, ...] | None]] = {}  # history requests by ref
         self._state = State(Phase.OFFLINE)
         self._state_changed = asyncio.Event()
@@ -142,6 +143,7 @@ class Client:
                     f"the store {self._store_path} belongs to {snapshot.user!r}, not to {user!r}; name another file"
                 )
             self._delivered = self._store.delivered()
+            self._handles = Handles(snapshot.outbox)
             self._machine = Machine(
                 snapshot,
                 gateways=self._gateways,
@@ -220,13 +222,35 @@ class Client:
             else:
                 await changed.wait()
 
+    @property
+    def next_try_s(self) -> float | None:
+        """Seconds until the next attempt to connect; None while one runs, online, or when there will be none."""
+        due_ms = self._machine.next_round_ms
+        return None if due_ms is None else max(0.0, (due_ms - self._now_ms()) / 1000)
+
+    def hurry(self) -> None:
+        """Its user is waiting: the next attempt to connect is made now, instead of when the back-off ends. At most one a
+        second, however often this is called; without effect while an attempt runs, online, or stopped."""
+        self._check_open(stopped_too=False)
+        self._machine.hurry(self._now_ms())
+        self._set_timer()
+
     async def send(
-        self, body: bytes | str, *, to: str | None = None, conversation_id: str | None = None, msg_type: int = 0
+        self,
+        body: bytes | str,
+        *,
+        to: str | None = None,
+        conversation_id: str | None = None,
+        msg_type: int = 0,
+        client_msg_id: uuid.UUID | None = None,
     ) -> Sent:
         """Puts a message into the durable outbox and returns when it is there; it is sent whenever there is a connection.
 
         to: the other user of a dialogue; or conversation_id. msg_type: the application's own, 0 to 2^32 - 1.
         Messages of one conversation keep the order of their `send` calls. A cancelled call may have sent.
+
+        client_msg_id: the message's idempotency key, by default a random one. The same key again in the same conversation,
+        also after a restart, sends nothing and returns the first message's handle, whatever the body is now.
         Raises ValueError, Refused (the body is larger than the platform takes), OutboxFull, Stopped.
         """
         data = body.encode() if isinstance(body, str) else bytes(body)
@@ -245,12 +269,12 @@ class Client:
         if len(data) > limit:
             raise Refused(Code.BODY_TOO_LARGE, f"{len(data)} bytes, limit {limit}")
         self._check_open()
-        entry = self._machine.send(conversation_id, uuid.uuid4().bytes, to or "", msg_type, data)
-        sent = Sent(conversation_id, entry.client_id, entry.client_msg_id)
-        self._sent[entry.client_msg_id] = sent
-        durable = self._durable[entry.client_msg_id] = self._loop.create_future()
-        self._poke()
-        await durable
+        key = (client_msg_id or uuid.uuid4()).bytes
+        sent = self._handles.before(conversation_id, self.user, key, self._store) if client_msg_id is not None else None
+        if sent is None:
+            sent = self._handles.add(self._machine.send(conversation_id, key, to or "", msg_type, data))
+            self._poke()
+        await self._handles.durable(key)
         return sent
 
     def messages(self) -> AsyncIterator[Message]:
@@ -369,10 +393,7 @@ class Client:
 
     def _release(self, effects: Effects) -> None:
         """The round's writes are durable: everything else may be seen now."""
-        for client_msg_id in effects.writes.queued:
-            durable = self._durable.pop(client_msg_id, None)
-            if durable is not None and not durable.done():
-                durable.set_result(None)
+        self._handles.written(effects.writes.queued)
         if effects.frames and self._link is not None and effects.link_no == self._link_no:
             self._link.send(effects.frames)
         if effects.close:
@@ -396,29 +417,17 @@ class Client:
                 self._state_changed.set()
                 self._state_changed = asyncio.Event()
                 if notice.state.phase is Phase.STOPPED:
-                    self._wake_all(Stopped(None if self._by_us else notice.state.code))
+                    self._wake_all(Stopped(None) if self._by_us else self._stopped())
             case HistoryPage():
                 page = self._pages.pop(notice.ref, None)
                 if page is not None and not page.done():
                     page.set_result(notice.rows)
-            case Accepted():
-                if (sent := self._sent.get(notice.client_msg_id)) is not None:
-                    sent.note_accepted()
-            case Settled():
-                if (sent := self._sent.get(notice.client_msg_id)) is not None:
-                    sent.note_outcome(Receipt(notice.conversation_id, notice.client_msg_id, notice.msg_id, notice.seq))
-            case RefusedMessage():
-                if (sent := self._sent.get(notice.client_msg_id)) is not None:
-                    sent.note_outcome(Refused(notice.code))
+            case _:
+                self._handles.tell(notice)
 
     def _wake_all(self, error: ClientError) -> None:
         """The client stopped: nobody waits for ever. What is in the outbox stays there for the next start."""
-        for sent in list(self._sent.values()):
-            sent.note_outcome(error)
-        for durable in self._durable.values():
-            if not durable.done():
-                durable.set_exception(error)
-        self._durable.clear()
+        self._handles.fail(error)
         for page in self._pages.values():
             if not page.done():
                 page.set_result(None)
@@ -515,7 +524,7 @@ class Client:
         if not page and self._state.phase is Phase.STOPPED:
             if self._by_us or self._state.code is None:
                 raise StopAsyncIteration
-            raise Stopped(self._state.code)
+            raise self._stopped()
         return [(number, self._message(row)) for number, row in page]
 
     async def _rows_come(self) -> None:
@@ -580,4 +589,7 @@ class Client:
         if not self._entered or self._closed:
             raise Stopped(None)
         if stopped_too and self._state.phase is Phase.STOPPED:
-            raise Stopped(self._state.code)
+            raise self._stopped()
+
+    def _stopped(self) -> Stopped:
+        return Stopped(self._state.code, self._state.detail)

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import aiohttp
 
+from plato.api.names import WS_PATH
 from plato.core.errors import PeerError
 from plato.core.frames import FrameReader, pack
 
@@ -46,19 +47,29 @@ async def open_link(address: str, transport: str, on_frames: OnFrames, on_closed
     on_frames gets whole payloads in order; on_closed comes once, when the other side or the network ended it.
     Raises OSError.
     """
+    try:
+        scheme, rest, host, port = parse(address, transport)
+    except ValueError as e:  # of a list that ipconfig gave; the user's own were checked before
+        raise OSError(str(e)) from e
+    if scheme != "tcp":
+        url = f"{scheme}://{rest}" if "/" in rest else f"{scheme}://{rest}{WS_PATH}"
+        return await _open_ws(url, on_frames, on_closed)
+    loop = asyncio.get_running_loop()
+    _, link = await loop.create_connection(lambda: TcpLink(on_frames, on_closed), host, port)
+    return link
+
+
+def parse(address: str, transport: str) -> tuple[str, str, str, int]:
+    """A gateway's address as (scheme, what follows it, host, port). Raises ValueError, in words."""
     scheme, _, rest = address.rpartition("://")
     scheme = scheme or transport
-    if scheme in ("ws", "wss"):
-        url = f"{scheme}://{rest}" if "/" in rest else f"{scheme}://{rest}/ws"
-        return await _open_ws(url, on_frames, on_closed)
-    if scheme != "tcp":
-        raise OSError(f"{address}: a gateway's address begins with tcp://, ws:// or wss://")
-    host, _, port = rest.rpartition(":")
-    if not host or not port.isdecimal():
-        raise OSError(f"{address}: a gateway's address is host:port")
-    loop = asyncio.get_running_loop()
-    _, link = await loop.create_connection(lambda: TcpLink(on_frames, on_closed), host.strip("[]"), int(port))
-    return link
+    if scheme not in ("tcp", "ws", "wss"):
+        raise ValueError(f"gateway {address!r}: the address begins with tcp://, ws:// or wss://, or is host:port")
+    place = rest if scheme == "tcp" else rest.partition("/")[0]
+    host, _, port = place.rpartition(":")
+    if not host.strip("[]") or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ValueError(f"gateway {address!r}: the address is host:port, such as 127.0.0.1:8900")
+    return scheme, rest, host.strip("[]"), int(port)
 
 
 class TcpLink(asyncio.Protocol):

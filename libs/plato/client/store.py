@@ -153,6 +153,15 @@ class Store:
         )
         return [Row(*values) for values in reversed(found)]
 
+    def own(self, conversation_id: str, user: str, client_msg_id: bytes) -> Row | None:
+        """The stored message of this sender and key."""
+        found = self._read().execute(
+            f"SELECT {_ROW} FROM message WHERE client_msg_id = ? AND conversation_id = ? AND from_user = ?",
+            (client_msg_id, conversation_id, user),
+        )
+        values = found.fetchone()
+        return Row(*values) if values else None
+
     def refused(self, conversation_id: str) -> list[tuple[Entry, int]]:
         """The refused messages of a conversation with their codes, oldest first; the newest 1,000 of all are kept."""
         found = self._read().execute(
@@ -186,6 +195,8 @@ class Store:
                 f"BEGIN; {_SCHEMA} INSERT INTO meta VALUES ('device_id', '{device_id}');"
                 f" PRAGMA user_version = {_VERSION}; COMMIT;"
             )
+        # Not a version of its own: clients of before read and write a store that has it.
+        self._writer.execute("CREATE INDEX IF NOT EXISTS message_key ON message (client_msg_id)")
 
     def _load(self) -> Snapshot:
         run = self._writer.execute

@@ -9,6 +9,7 @@ import json
 import sqlite3
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -341,6 +342,99 @@ async def test_a_refused_token_is_renewed_and_a_bad_provider_asked_again(tmp_pat
         assert len(asked) == 3
         assert alice.user == "alice"
         assert (await (await alice.send("x", to="bob")).settled()).conversation_id == ALICE_BOB
+
+
+async def test_a_plain_function_may_give_the_token(tmp_path: Path) -> None:
+    given: list[object] = [None, "alice"]
+
+    def provider() -> str:
+        return given.pop(0)  # type: ignore[return-value] # the first one is an application's mistake
+
+    async with gateways() as servers, Client(provider, tmp_path / "a.db", [servers[0].address]) as alice:
+        await online(alice)
+        assert alice.user == "alice"
+        assert not given
+
+
+async def test_somebody_elses_token_is_named(tmp_path: Path) -> None:
+    async with (
+        gateways() as servers,
+        Client("gina", tmp_path / "o.db", [servers[0].address], user="other") as other,
+    ):
+        await until(lambda: other.state.phase is Phase.STOPPED)
+        assert other.state.reason == "the token belongs to 'gina', not to 'other'"
+        assert "gina" in str(other.state)
+        with pytest.raises(Stopped, match="the token belongs to 'gina'"):
+            await other.send("x", to="bob")
+        with pytest.raises(Stopped, match="the token belongs to 'gina'"):
+            await anext(other.messages())
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("foo", "host:port"), ("tcp://foo", "host:port"), ("foo:70000", "host:port"), (":8900", "host:port"),
+     ("ws://foo/ws", "host:port"), ("http://foo:80", "begins with")],
+)  # fmt: skip
+def test_an_impossible_gateway_is_told_at_once(address: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Client("alice", ":memory:", ["127.0.0.1:8900", "ws://[::1]:8901/ws", address])
+    with pytest.raises(ValueError, match="a list"):
+        Client("alice", ":memory:", "127.0.0.1:8900")
+
+
+async def test_a_key_sends_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queued, in flight, settled, refused, before a restart and after it: one message, one outcome."""
+    key, other, bad = (uuid.UUID(int=n) for n in (1, 2, 3))
+    async with Client("alice", tmp_path / "a.db", ["tcp://127.0.0.1:1"], user="alice") as alice:
+        commit = threading.Event()
+        apply = Store.apply
+
+        def slowly(self: Store, writes: Any) -> None:
+            assert commit.wait(WAIT_S)
+            apply(self, writes)
+
+        monkeypatch.setattr(Store, "apply", slowly)
+        calls = [asyncio.create_task(alice.send(f"{n}", to="bob", client_msg_id=key)) for n in range(3)]
+        await asyncio.wait(calls, timeout=0.05)
+        assert not any(c.done() for c in calls), "not durable yet"
+        calls[0].cancel()
+        await asyncio.wait(calls[:1])
+        commit.set()
+        first = await calls[1]
+        assert await calls[2] is first
+        assert first.client_msg_id == key.bytes
+        assert len(alice.unsettled(ALICE_BOB)) == 1
+        with pytest.raises(ValueError, match="used in conversation"):
+            await alice.send("x", conversation_id="room", client_msg_id=key)
+    async with gateways() as servers:
+        async with client("alice", tmp_path / "a.db", servers) as alice:
+            again = await alice.send("again", to="bob", client_msg_id=key)
+            assert again.client_id == 1
+            receipt = await again.settled()
+            await (await alice.send("more", to="bob", client_msg_id=other)).settled()
+            with pytest.raises(Refused):
+                await (await alice.send(REFUSED_BODY, to="bob", client_msg_id=bad)).settled()
+            assert await (await alice.send("again", to="bob", client_msg_id=key)).settled() == receipt
+        async with client("alice", tmp_path / "a.db", servers) as alice:
+            assert (await (await alice.send("more", to="bob", client_msg_id=other)).settled()).seq == 2
+            with pytest.raises(Refused):
+                await (await alice.send("good", to="bob", client_msg_id=bad)).settled()
+            assert alice.unsettled(ALICE_BOB) == []
+        assert [r.Content for r in servers[0].platform.conversations[ALICE_BOB].rows] == [b"0", b"more"]
+
+
+async def test_a_hurried_client_tries_at_once() -> None:
+    async with gateways() as servers:
+        await servers[0].__aexit__(None, None, None)
+        async with client("alice", ":memory:", servers) as alice:
+            alice._machine._attempts = 20
+            await until(lambda: (alice.next_try_s or 0) > 2)
+            alice.hurry()
+            await until(lambda: (alice.next_try_s or 9) < 1.01)
+            await until(lambda: alice.next_try_s is None or alice.next_try_s > 2, "a new attempt was made")
+            assert alice.state.code is None
+        with pytest.raises(Stopped):
+            alice.hurry()
 
 
 async def test_a_token_that_stays_refused_makes_no_storm(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sqlite3
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import plato.client
 from plato.client import Client
 from plato.fakes.platform import Platform
 from plato.fakes.platform_server import PlatformServer
@@ -54,6 +57,44 @@ async def test_the_echo_bot_answers_once_also_after_a_restart(tmp_path: Path) ->
                     assert f"alice: {words}" in out
         rows = next(iter(server.platform.conversations.values())).rows
         assert [r.Content for r in rows] == [b"one", b"one", b"two", b"two"]
+
+
+async def test_the_echo_bot_answers_once_after_a_crash(tmp_path: Path) -> None:
+    """What it took is shown again, as after a crash: the answers of before are found by their keys."""
+    store = tmp_path / "bot.db"
+    async with PlatformServer(Platform()) as server:
+        gateway = server.address.removeprefix("tcp://")
+        arguments = ("echo", "echo", "--gateway", gateway, "--store", str(store))
+        async with Client("alice", ":memory:", [gateway], user="alice") as alice:
+            shown = alice.messages()
+            for words in ("one", "two"):
+                await alice.send(words, to="echo")
+                with running("echo_bot.py", *arguments) as bot:
+                    async with asyncio.timeout(WAIT_S):
+                        said = [(await anext(shown)).text for _ in range(2)]
+                    assert said == [words, words]
+                    bot.send_signal(signal.SIGINT)
+                    out, _ = await asyncio.to_thread(bot.communicate, timeout=WAIT_S)
+                    assert "alice: one" in out, "the first one is shown each time"
+                with sqlite3.connect(store) as db:
+                    db.execute("DELETE FROM meta WHERE name = 'delivered'")
+                db.close()
+        rows = next(iter(server.platform.conversations.values())).rows
+        assert [r.Content for r in rows] == [b"one", b"one", b"two", b"two"]
+
+
+async def test_the_client_s_own_example_runs(tmp_path: Path) -> None:
+    assert plato.client.__doc__
+    example = "\n".join(line for line in plato.client.__doc__.splitlines()[1:] if not line or line.startswith("    "))
+    async with PlatformServer(Platform()) as server:
+        assert example.count("127.0.0.1:8900") == 1
+        source = textwrap.dedent(example).replace("127.0.0.1:8900", server.address)
+        run = [sys.executable, "-c", source, "alice"]
+        child = await asyncio.to_thread(
+            subprocess.run, run, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+        assert (child.returncode, child.stdout) == (0, "its place is 1\nalice: hello\n"), child.stderr
+        assert (tmp_path / "alice.db").exists()
 
 
 async def test_the_bare_client_says_one_thing() -> None:

@@ -205,7 +205,52 @@ def test_failed_rounds_back_off_exponentially() -> None:
         before = line.now_ms
         line.wait()
         waits.append(line.now_ms - before)
-    assert waits == [250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000, 30_000]
+    assert waits == [250, 500, 1_000, 2_000, 4_000, 5_000, 5_000, 5_000, 5_000, 5_000]
+
+
+def test_rounds_that_a_code_ended_back_off_further() -> None:
+    """Full gateways answer: they are spared more than silence, whose code is forgotten once it is not the reason."""
+    line = Line(live=False)
+    waits = []
+    for _ in range(9):
+        while line.phase is not Phase.OFFLINE:
+            line.receive(pb.KICK, pb.KickMsg(code=Code.GATEWAY_FULL))
+            if line.phase is Phase.CONNECTING:
+                assert line.machine.opened(line.machine.link_no, line.now_ms)
+        assert line.machine.state.code == Code.GATEWAY_FULL
+        before = line.now_ms
+        line.wait()
+        waits.append(line.now_ms - before)
+        line.machine.opened(line.machine.link_no, line.now_ms)
+    assert waits == [250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
+    while line.phase is not Phase.OFFLINE:
+        line.machine.closed(line.machine.link_no, line.now_ms)
+    assert line.machine.state.code is None
+    assert line.machine.next_round_ms == line.now_ms + 5_000
+
+
+def test_a_user_who_waits_ends_the_back_off_once_a_second() -> None:
+    line = Line(live=False)
+    for n in range(6):
+        while line.phase is not Phase.OFFLINE:
+            line.machine.closed(line.machine.link_no, line.now_ms)
+        if n < 5:
+            line.wait()
+    assert line.machine.next_round_ms == line.now_ms + 5_000
+    line.machine.hurry(line.now_ms)
+    assert line.machine.next_round_ms == line.now_ms + 1_000, "a round has just begun"
+    line.now_ms += 400
+    line.machine.hurry(line.now_ms)
+    assert line.machine.deadline_ms() == line.now_ms + 600
+    line.wait()
+    assert line.phase is Phase.CONNECTING
+    line.machine.hurry(line.now_ms)
+    assert line.machine.next_round_ms is None
+    while line.phase is not Phase.OFFLINE:
+        line.machine.closed(line.machine.link_no, line.now_ms)
+    line.now_ms += 3_000
+    line.machine.hurry(line.now_ms)
+    assert line.machine.deadline_ms() == line.now_ms, "the last round is long ago"
 
 
 def test_a_connection_that_does_not_stay_makes_no_storm() -> None:

@@ -37,7 +37,12 @@ from plato.wire.v1 import client_pb2 as pb
 
 CONNECT_MS: Final = 5_000
 BACKOFF_MIN_MS: Final = 250
-BACKOFF_MAX_MS: Final = 30_000
+BACKOFF_MAX_MS: Final = 5_000
+"""Between rounds in which nobody told a code: nothing listens, or what does is mute. Who is back is found soon."""
+TOLD_BACKOFF_MAX_MS: Final = 30_000
+"""Between rounds in which a code sent us away, and between connections that do not stay: who answers is to be spared."""
+HURRY_MS: Final = 1_000
+"""Rounds that `hurry` begins are at least so far apart, however often it is called."""
 STAYED_MS: Final = 2_000
 """A connection that stayed this long counts as a success: the next loss begins its back-off anew."""
 HELLOS_PER_LINK: Final = 3
@@ -109,11 +114,14 @@ class Machine:
         self._until_ms = 0  # WAITING, CONNECTING: when it is over
         self._address: str | None = None
         self._attempts = 0  # failed rounds, or connections that did not stay, in a row
+        self._round_ms = -HURRY_MS  # when the last round began
+        self._told = False  # a code came in this round
         self._live_since_ms = 0
         self._hellos = 0  # on this link
         self._beat_ms = 0  # when the next heartbeat is due
         self._logging_out = False
         self._code: int | None = None
+        self._detail = ""  # what the code's own words do not say
         self._shown: State | None = None
 
     # ── the edge's calls ─────────────────────────────────────────────────────────────────────────────────
@@ -126,7 +134,12 @@ class Machine:
     @property
     def state(self) -> State:
         """The connection's state for the application."""
-        return State(_PHASES[self._step], self._code, self._address, self.user)
+        return State(_PHASES[self._step], self._code, self._address, self.user, self._detail)
+
+    @property
+    def next_round_ms(self) -> int | None:
+        """When the next round begins; None: one runs, or a connection stands, or there will be none."""
+        return self._until_ms if self._step is Step.WAITING else None
 
     def threads(self) -> list[Thread]:
         """Every known conversation's reading side."""
@@ -197,8 +210,13 @@ class Machine:
             try:
                 self._frame(payload, now_ms)
             except (PeerError, DecodeError):
-                self._code = int(Code.MALFORMED)
+                self._note_code(int(Code.MALFORMED))
                 self._drop(now_ms)
+
+    def hurry(self, now_ms: int) -> None:
+        """The user is waiting: the next round begins now, or HURRY_MS after the last one."""
+        if self._step is Step.WAITING:
+            self._until_ms = min(self._until_ms, max(now_ms, self._round_ms + HURRY_MS))
 
     def tick(self, now_ms: int) -> None:
         """Time passed. To be called once the input at hand is handed in."""
@@ -233,7 +251,7 @@ class Machine:
     def send(self, conversation_id: str, client_msg_id: bytes, to_user: str, msg_type: int, body: bytes) -> Entry:
         """Puts a message into the outbox. to_user: a dialogue's other user, else "". Raises OutboxFull, Stopped."""
         if self._step is Step.STOPPED:
-            raise Stopped(self._code)
+            raise Stopped(self._code, self._detail)
         return self._traffic.send(conversation_id, client_msg_id, to_user, msg_type, body)
 
     def history(self, conversation_id: str, before: int | None, limit: int, now_ms: int) -> int | None:
@@ -250,8 +268,11 @@ class Machine:
         if self._step is Step.LIVE:
             self._out.frames.append(self._requests.ask(pb.LOGOUT, 0, wire.logout(), now_ms))
 
-    def stop(self, code: int | None) -> None:
-        """No further attempt. With a final code the session is forgotten, else (None) it waits for the next start."""
+    def stop(self, code: int | None, detail: str = "") -> None:
+        """No further attempt. With a final code the session is forgotten, else (None) it waits for the next start.
+
+        detail: says more than the code's own words.
+        """
         if self._step is Step.STOPPED:
             return
         self._end_session()
@@ -259,7 +280,7 @@ class Machine:
         self._out.want_list = self._out.want_token = False
         self._out.close = True
         self._step = Step.STOPPED
-        self._code = code
+        self._code, self._detail = code, detail
         self._address = None
         if code is not None:
             self._forget_session()
@@ -283,6 +304,8 @@ class Machine:
     # ── rounds: which gateway, when ──────────────────────────────────────────────────────────────────────
 
     def _begin_round(self, now_ms: int) -> None:
+        self._round_ms = now_ms
+        self._told = False
         if self._listing and self._list is None:
             self._step = Step.LISTING
             self._ask_list()
@@ -316,7 +339,10 @@ class Machine:
 
     def _wait_longer(self, now_ms: int) -> None:
         """A round failed: exponential back-off, then a fresh list."""
-        delay_ms = jittered_ms(BACKOFF_MIN_MS, BACKOFF_MAX_MS, self._attempts, self._chance)
+        if not self._told:
+            self._code = None  # an older code is not why
+        most_ms = TOLD_BACKOFF_MAX_MS if self._told else BACKOFF_MAX_MS
+        delay_ms = jittered_ms(BACKOFF_MIN_MS, most_ms, self._attempts, self._chance)
         self._attempts += 1
         self._wait(now_ms, delay_ms)
 
@@ -346,7 +372,7 @@ class Machine:
             if now_ms - self._live_since_ms >= STAYED_MS:
                 self._attempts = 0
             else:
-                delay_ms += jittered_ms(BACKOFF_MIN_MS, BACKOFF_MAX_MS, self._attempts, self._chance)
+                delay_ms += jittered_ms(BACKOFF_MIN_MS, TOLD_BACKOFF_MAX_MS, self._attempts, self._chance)
                 self._attempts += 1
             self._wait(now_ms, delay_ms)
 
@@ -382,7 +408,7 @@ class Machine:
 
     def _log_in_again(self, code: int, now_ms: int) -> None:
         """A code of the range "log in": the session is done. A token refused twice in a row waits for better times."""
-        self._code = code
+        self._note_code(code)
         self._forget_session()
         if code in _TOKEN_CODES:
             self._token = None
@@ -399,7 +425,7 @@ class Machine:
         self._tune(ack)
         if ack.user_id and ack.user_id != self.user:
             if self.user is not None:  # the store is another user's: mixing the two would be worse than stopping
-                self.stop(int(Code.TOKEN_INVALID))
+                self.stop(int(Code.TOKEN_INVALID), f"the token belongs to {ack.user_id!r}, not to {self.user!r}")
                 return
             self.named(ack.user_id)
         secret = ack.secret or (self._session.secret if self._session else b"")
@@ -422,6 +448,10 @@ class Machine:
         self._beat_ms = now_ms + self._heartbeat_ms()
         if self._logging_out:
             self.logout(now_ms)
+
+    def _note_code(self, code: int) -> None:
+        self._code = code
+        self._told = True
 
     def _forget_session(self) -> None:
         if self._session is not None:
@@ -558,7 +588,7 @@ class Machine:
 
     def _ended(self, code: int, now_ms: int) -> None:
         """A code that is about the session or the socket."""
-        self._code = code
+        self._note_code(code)
         act = action(code)
         if act is Action.STOP:
             self.stop(code)

@@ -46,6 +46,9 @@ def main() -> int:
         _step("up", lambda: _command("up"))
         try:
             _while_up(here)
+        except TestbedError:
+            _diagnose(here)
+            raise
         finally:
             _step("down", lambda: _command("down"))
         _equal(before, picture())
@@ -78,6 +81,14 @@ def _while_up(here: Layout) -> None:
     _step("a cut node is noticed, and mended", lambda: _cut(kubectl, here))
     _step("a lost node's pod moves, and the node comes back", lambda: _lost(kubectl, here))
     _step("the audit log shows the writes", lambda: _audit(here))
+
+
+def _diagnose(here: Layout) -> None:
+    """Show, before tear-down removes it, what tells why a step failed."""
+    print(Kubectl(here)("get", "nodes,pods,events", "-A", "-o", "wide", quiet=True), file=sys.stderr)
+    for log in sorted(here.logs.glob("node*-*.log")):
+        errors = [line[:300] for line in log.read_text(errors="replace").splitlines() if not line.startswith("I")]
+        print(f"-- {log}", *errors[-8:], sep="\n", file=sys.stderr)
 
 
 def _pods(kubectl: Kubectl, here: Layout) -> None:

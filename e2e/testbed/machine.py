@@ -153,6 +153,11 @@ def cgroup_roots() -> list[Path]:
     return [Path(fields[1]) for fields in mounts if fields[2] in ("cgroup", "cgroup2")]
 
 
+def folders_below(top: Path) -> list[Path]:
+    """The folder and all below it, the deepest last. Those that vanish meanwhile, as cgroups do, are passed over."""
+    return [Path(path) for path, _, _ in os.walk(top)]  # Path.rglob raises for them
+
+
 def _room(state: Path) -> str | None:
     folder = next(parent for parent in (state, *state.parents) if parent.exists())
     free = shutil.disk_usage(folder).free

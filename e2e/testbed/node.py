@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
+import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +18,8 @@ from e2e.testbed import pki
 from e2e.testbed.control import Kubectl
 from e2e.testbed.images import PAUSE, load
 from e2e.testbed.layout import BRIDGE, CGROUP, DNS_SERVICE_IP, HOST_IP, POD_NET, Layout, NodeNames, TestbedError
-from e2e.testbed.machine import cgroup_roots
-from e2e.testbed.processes import Daemon, as_flags, kill_all, run
+from e2e.testbed.machine import cgroup_roots, folders_below
+from e2e.testbed.processes import Daemon, as_flags, kill_all, marked, run, until
 
 READY_WITHIN_S: Final = 120
 OWN_FOLDERS: Final = ("/run", "/var/log", "/var/lib/kubelet", "/var/lib/cni")
@@ -73,16 +73,15 @@ class Node:
         self.proxy = Daemon(layout, f"{names.name}-kube-proxy")
 
     def start(self) -> None:
-        """Bring the node up whole, with the pause image on it; the caller waits until it is Ready."""
+        """Bring a new node up whole, with the pause image on it; the caller waits until it is Ready."""
         self.names.folder.mkdir()
         self._make_cgroups()
-        self._hold_namespaces()
-        self._connect()
-        self.start_containerd()
-        load(self.layout, self.names, self.layout.images / "pause.tar")
+        self._write_containerd()
         self._write_kubelet()
-        self.start_kubelet()
-        self._start_proxy()
+        self._write_proxy()
+        self._power_on()
+        load(self.layout, self.names, self.layout.images / "pause.tar")
+        self._start_agents()
 
     def inside(self, *command: str | Path) -> list[str | Path]:
         """The command, made to run in the node's namespaces; raises TestbedError when the node is not up."""
@@ -92,8 +91,46 @@ class Node:
         # Not `ip netns exec`: that mounts /sys anew, and runc then finds no cgroups.
         return ["nsenter", f"--target={pid}", "--net", "--mount", "--uts", *command]
 
-    def start_containerd(self) -> None:
-        """Start containerd and wait for its socket to answer."""
+    def lose(self) -> None:
+        """Power loss: every process of the node dies at once, its cable is dead; its disk stays."""
+        alive = self.holder.pid
+        if alive is None:
+            raise TestbedError(f"{self.names.name} is not up")
+        network = Path(f"/proc/{alive}/ns/net").stat().st_ino
+
+        def gone() -> bool:
+            # What containerd started has no pid file: it is found by our mark and the node's network.
+            pids = {pid for pid in marked(self.layout) if _network_of(pid) == network} | container_pids(self.names.name)
+            kill_all(pids)
+            return not pids and not (Path("/sys/class/net") / self.names.link).exists()
+
+        until(gone, 30, f"{self.names.name} to die")
+
+    def recover(self) -> None:
+        """Boot a lost node again, with the disk it had and an empty /run; raises TestbedError while it is up."""
+        if self.holder.pid is not None:
+            raise TestbedError(f"{self.names.name} is up; only a lost node recovers")
+        shutil.rmtree(self._own("/run"))
+        self._power_on()
+        self._start_agents()
+
+    def cut(self) -> None:
+        """A partition: pull the node's cable. Its pods go on running."""
+        run(["ip", "link", "set", self.names.link, "down"])
+
+    def mend(self) -> None:
+        """Plug the cable in again."""
+        run(["ip", "link", "set", self.names.link, "up"])
+        run(["ip", "route", "replace", self.names.pod_net, "via", self.names.ip, "dev", BRIDGE])
+
+    def _own(self, path: str) -> Path:
+        """The node's own folder that it sees at the path."""
+        return self.names.folder / path.strip("/").replace("/", "-")
+
+    def _power_on(self) -> None:
+        """Namespaces, cable and containerd, which answers at the end."""
+        self._hold_namespaces()
+        self._connect()
         self.names.socket.unlink(missing_ok=True)
         self.containerd.start(self.inside("containerd", "--config", self.names.folder / "containerd.toml"))
         asked: list[str | Path] = ["ctr", "--address", self.names.socket, "version"]
@@ -101,8 +138,8 @@ class Node:
             lambda: "Server" in run(asked, quiet=True), 60, f"containerd of {self.names.name} to answer"
         )
 
-    def start_kubelet(self) -> None:
-        """Start kubelet."""
+    def _start_agents(self) -> None:
+        """kubelet and kube-proxy."""
         folder = self.names.folder
         flags = {
             "config": folder / "kubelet.json",
@@ -113,28 +150,7 @@ class Node:
             "cert-dir": folder / "certificates",
         }
         self.kubelet.start(self.inside(self.layout.bin / "kubelet", *as_flags(flags)))
-
-    def lose(self) -> None:
-        """As a machine that loses power: kubelet, containerd and every container die at once."""
-        self.kubelet.signal(signal.SIGKILL)
-        self.containerd.signal(signal.SIGKILL)
-        kill_containers(self.names.name)
-
-    def recover(self) -> None:
-        """Start again what `lose` ended; what runs already is left alone."""
-        if self.containerd.pid is None:
-            self.start_containerd()
-        if self.kubelet.pid is None:
-            self.start_kubelet()
-
-    def cut(self) -> None:
-        """A partition: pull the node's cable. Its pods go on running."""
-        run(["ip", "link", "set", self.names.link, "down"])
-
-    def mend(self) -> None:
-        """Plug the cable in again."""
-        run(["ip", "link", "set", self.names.link, "up"])
-        run(["ip", "route", "replace", self.names.pod_net, "via", self.names.ip, "dev", BRIDGE])
+        self.proxy.start(self.inside(self.layout.bin / "kube-proxy", "--config", folder / "kube-proxy.json"))
 
     def _make_cgroups(self) -> None:
         for root in cgroup_roots():
@@ -150,14 +166,14 @@ class Node:
     def _hold_namespaces(self) -> None:
         folder = self.names.folder
         ready = folder / "namespaces-ready"
+        ready.unlink(missing_ok=True)
         steps = ["set -e", f"echo {self.names.name} > /proc/sys/kernel/hostname", "mount --make-rshared /"]
         for path in OWN_FOLDERS:
-            own = folder / path.strip("/").replace("/", "-")
-            own.mkdir()
-            steps.append(f"mount --bind '{own}' {path}")
+            self._own(path).mkdir(exist_ok=True)
+            steps.append(f"mount --bind '{self._own(path)}' {path}")
         for path in _READ_ONLY:
             steps += [f"mount --bind {path} {path}", f"mount -o remount,bind,ro {path}"]
-        (folder / "tuned").mkdir()
+        (folder / "tuned").mkdir(exist_ok=True)
         for setting, value in _TUNED.items():
             shown = folder / "tuned" / setting.replace("/", "-")
             shown.write_text(f"{value}\n")
@@ -180,7 +196,10 @@ class Node:
             if other != names:
                 run(self.inside("ip", "route", "add", other.pod_net, "via", other.ip))
         run(self.inside("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"))
-        run(["ip", "route", "add", names.pod_net, "via", names.ip, "dev", BRIDGE])
+        run(["ip", "route", "replace", names.pod_net, "via", names.ip, "dev", BRIDGE])
+
+    def _write_containerd(self) -> None:
+        names = self.names
         (names.folder / "containerd.toml").write_text(
             _CONTAINERD.format(folder=names.folder, socket=names.socket, pause=PAUSE)
         )
@@ -244,7 +263,7 @@ class Node:
         }
         (names.folder / "kubelet.json").write_text(json.dumps(config, indent=1))
 
-    def _start_proxy(self) -> None:
+    def _write_proxy(self) -> None:
         config = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
@@ -254,9 +273,7 @@ class Node:
             "hostnameOverride": self.names.name,
             "conntrack": {"maxPerCore": 0},  # the table's size belongs to the whole machine
         }
-        file = self.names.folder / "kube-proxy.json"
-        file.write_text(json.dumps(config, indent=1))
-        self.proxy.start(self.inside(self.layout.bin / "kube-proxy", "--config", file))
+        (self.names.folder / "kube-proxy.json").write_text(json.dumps(config, indent=1))
 
 
 def ready(layout: Layout) -> dict[str, bool]:
@@ -274,17 +291,23 @@ def container_pids(name: str = "") -> set[int]:
     """Pids of all processes in containers of the node, or of every node."""
     found: set[int] = set()
     for root in cgroup_roots():
-        for file in (root / CGROUP / name).rglob("cgroup.procs"):
-            with contextlib.suppress(
-                OSError
-            ):  # the cgroup went meanwhile, or is a threaded one, whose root lists the same
-                found.update(map(int, file.read_text().split()))
+        for folder in folders_below(root / CGROUP / name):
+            with contextlib.suppress(OSError):  # it went meanwhile, or is a threaded one, whose root lists the same
+                found.update(map(int, (folder / "cgroup.procs").read_text().split()))
     return found - {0}
 
 
 def kill_containers(name: str = "") -> None:
     """SIGKILL to all of them."""
     kill_all(container_pids(name))
+
+
+def _network_of(pid: int) -> int | None:
+    """Number of the network namespace that the process is in; None when it ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/ns/net").stat().st_ino
+    except OSError:
+        return None
 
 
 def _pass_controllers_on(root: Path) -> None:

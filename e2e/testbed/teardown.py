@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 from e2e.testbed.layout import BRIDGE, CGROUP, PREFIX, Layout, TestbedError
-from e2e.testbed.machine import cgroup_roots
+from e2e.testbed.machine import cgroup_roots, folders_below
 from e2e.testbed.node import OWN_FOLDERS, container_pids, kill_containers
 from e2e.testbed.processes import Daemon, daemons, kill_all, marked, run, until
 
@@ -121,9 +121,7 @@ def _remove_cgroups() -> None:
 
     def gone() -> bool:
         for root in cgroup_roots():
-            top = root / CGROUP
-            folders = [folder for folder in top.rglob("*") if folder.is_dir()] if top.exists() else []
-            for folder in [*sorted(folders, reverse=True), top]:
+            for folder in reversed(folders_below(root / CGROUP)):
                 with contextlib.suppress(OSError):  # busy yet; tried again
                     folder.rmdir()
         return not any((root / CGROUP).exists() for root in cgroup_roots())

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from plato.topology.record import DRAINING, LEAVING, SERVING, Rest, Topology, even_ranges
 from plato_operator.core.orders import DeletePod, Lower
+from plato_operator.core.plan import one_pass
 from world import POOL, Process, World
 
 
@@ -461,3 +462,26 @@ def test_o16_more_replicas_than_nodes_says_so_and_still_rolls() -> None:
         ),
         rounds=300,
     )
+
+
+def test_a_broken_pod_is_not_replaced_while_it_may_have_clients(world: World) -> None:
+    snap, name = world.snapshot(world.leader), f"{POOL}-1"
+    old = replace(snap.pods[name], ready=False, template_hash="old")
+    broken = replace(snap, pods={**snap.pods, name: old})
+    silent = replace(broken, reports={n: r for n, r in snap.reports.items() if n != name})
+    empty = replace(broken, reports={**snap.reports, name: replace(snap.reports[name], connections=0)})
+    stopped = replace(silent, pods={**snap.pods, name: replace(old, running=False)})
+    assert [one_pass(s).act for s in (broken, silent)] == [None, None]
+    for plan in (one_pass(empty), one_pass(stopped)):
+        assert isinstance(plan.act, DeletePod)
+        assert plan.act.uid == old.uid
+
+
+def test_scale_to_zero_goes_on_when_a_lower_ordinal_leaves_first() -> None:
+    world = World(replicas=3)
+    world.settle()
+    world.api.pods[f"{POOL}-0"] = replace(world.api.pods[f"{POOL}-0"], drain_asked=True)
+    until(world, lambda: gateway(world, 0) == DRAINING)
+    world.repool(replicas=0)
+    world.settle()
+    assert world.api.children[("StatefulSet", POOL)].replicas == 0

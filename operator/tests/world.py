@@ -158,6 +158,8 @@ class World:
             process = self.processes.get(name)
             if process is not None and pod.component == GATEWAY:
                 process.gone_by_ms = self.now_ms + DEADLINE_S * 1000
+                known = self.topology.gateways.get(name) if self.topology is not None else None
+                process.forgotten = known is None or known.uid != process.uid
                 self.ghosts.append(process)
             self._remove(name)
         elif not pod.deleting:
@@ -248,7 +250,10 @@ class World:
                     )
                     taken |= {pod.node} if pod.component == GATEWAY else set()
                 else:
-                    pod = replace(pod, unschedulable="0/5 nodes are available: 5 node(s) didn't have free ports")
+                    nodes, other = len(self.api.nodes), len(self.api.nodes.keys() - full)
+                    words = f"0/{nodes} nodes are available: {nodes - other} node(s) didn't have free ports"
+                    words += f", {other} node(s) were unschedulable" if other else ""
+                    pod = replace(pod, unschedulable=words)
             elif pod.node and pod.node not in self.cut_off and not pod.running and not pod.deleting:
                 if pod.template_hash not in self.bad_hashes:
                     at = Endpoint("10.0.0.1", 8900, 8901, "10.0.0.1:8909", 2) if pod.component == GATEWAY else None
@@ -513,10 +518,12 @@ class World:
                     and gateway.drain.reason != "Evicted"
                 ):
                     pod = self.api.pods.get(name)
-                    if pod is not None and pod.uid == gateway.uid:
+                    unwanted = pod is not None and pod.ordinal >= self.api.pools[POOL].spec.replicas
+                    if pod is not None and pod.uid == gateway.uid and not (unwanted and gateway.state == LEAVING):
                         ours.add(pod.ordinal)
             sts = self.api.children.get(("StatefulSet", POOL))
-            ours = {o for o in ours if sts is not None and o < sts.replicas}
+            surplus = {p.ordinal for p in self.api.pods.values() if p.unschedulable and "were" not in p.unschedulable}
+            ours = {o for o in ours if sts is not None and o < sts.replicas} - surplus
             most = self.api.pools[POOL].spec.rollout.max_unavailable
             assert len(ours) <= most, f"ordinals {sorted(ours)} are away by our doing, {most} may be"
 

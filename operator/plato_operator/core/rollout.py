@@ -6,6 +6,7 @@ first. Pods are compared with the present template only, so a spec that went A â
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from plato.topology.record import DRAINING, LEAVING
@@ -18,8 +19,9 @@ from plato_operator.core.work import PoolDesk, Work, is_lost, record_of
 YOUNG_MS: Final = 600_000
 """A pod that is not ready and younger than this may be the successor of one that we drained; older, it broke by itself."""
 
-PORTS_TAKEN: Final = "free ports"
-"""In the scheduler's words for a host port that is taken on every node: such a pod serves nobody and waits for a node."""
+_NO_NODE_LEFT: Final = re.compile(r"^0/(\d+) nodes are available: \1 node\(s\) didn't have free ports")
+"""The scheduler's words when every node has a gateway already. With other reasons beside it, such as a cordon, the pod may
+be the successor of one that we drained."""
 
 
 def outdated(desk: PoolDesk, pod: Pod) -> bool:
@@ -32,7 +34,8 @@ def away(work: Work, desk: PoolDesk, *, but: int, rolling: bool) -> int:
     """Gateways of the pool, without ordinal `but`, that are away or may be so by our doing.
 
     rolling counts more strictly: a successor that is not ready yet, however long, and not for minReadySeconds. Pods that
-    scale-down takes anyway count only while they are drained: their absence is what is wanted.
+    scale-down takes anyway count only while their clients are moved: their absence is what is wanted. One more than there
+    are nodes counts never: it waits for a node, and takes that of the next one to go.
     """
     found = 0
     for ordinal in range(desk.replicas):
@@ -43,8 +46,10 @@ def away(work: Work, desk: PoolDesk, *, but: int, rolling: bool) -> int:
             found += ordinal < desk.wanted
             continue
         record = record_of(work, pod)
-        if is_lost(record) or PORTS_TAKEN in pod.unschedulable:
+        if is_lost(record) or _NO_NODE_LEFT.match(pod.unschedulable):
             continue
+        if record is not None and record.state == LEAVING and ordinal >= desk.wanted:
+            continue  # it goes when it is the last; else those above it could never be drained
         if pod.deleting or (record is not None and record.state in (DRAINING, LEAVING)):
             found += 1
         elif ordinal >= desk.wanted:

@@ -1,7 +1,7 @@
 """Fixtures for every test folder: real servers and whole embedded clusters, started only when a test asks for one.
 
 A cluster is `plato up` as a subprocess, in a folder and on ports of its own. What its supervisor prints stands in
-<data_dir>/up.log, what its children say in <data_dir>/logs/.
+<data_dir>.log, what its children say in <data_dir>/logs/.
 """
 
 from __future__ import annotations

@@ -29,13 +29,15 @@ state:
 
 A value is looked up in this order: a command's flag, then the environment variable `PLATO_SECTION__KEY` (for example
 `PLATO_GATEWAY__MAX_CONNECTIONS=20000`; lists as JSON), then `plato.yaml` (in the working folder, or the file named by
-`--settings` or `PLATO_SETTINGS`), then the default. All of it is checked at start: an unknown key, a wrong type or a value
-out of bounds ends the process with one line that names the key, the value and the way out. Nothing is read again while a
-process runs.
+`--settings` or `PLATO_SETTINGS`), then the default. An empty variable counts as unset. All of it is checked at start: an
+unknown key, a key written twice, a wrong type or a value out of bounds ends the process with one line that names the key,
+the value and the flag, variable or file that it came from. Nothing is read again while a process runs.
 
-`plato settings` prints the values in force, `plato settings --schema` their JSON schema. The embedded cluster (`plato up`)
-decides `process`, `topology.path`, `auth.keys_dir`, `gateway.run_dir`, `database.uri` and `store.url` itself; a second
-instance of a service listens 10 ports higher, and `local.port_offset` moves all ports.
+`plato settings` prints the values in force in the running cluster of this folder (of another one with `--data-dir`); where
+none runs, or a file is named by `--settings`, those that a start would use. `plato settings --schema` prints their JSON
+schema. The embedded cluster (`plato up`) decides `process`, `topology.path`, `auth.keys_dir`, `gateway.run_dir`,
+`database.uri` and `store.url` itself, and says so where you set one; a second instance of a service listens 10 ports higher,
+and `local.port_offset` moves all ports.
 """
 
 _UNITS = {"_ms": "ms", "_s": "s", "_bytes": "bytes"}

@@ -21,7 +21,7 @@ from . import pod, preflight
 
 def main() -> int:
     """Runs the role that the arguments name. Returns the exit code: 0; 1 a part failed; 2 settings; 3 cannot start here."""
-    parser = argparse.ArgumentParser(prog="gateway")
+    parser = argparse.ArgumentParser(prog="plato-gateway")
     parser.add_argument("--settings", type=Path, default=None, help="settings file (default: ./plato.yaml)")
     parser.add_argument("--role", choices=("pod", "worker", "link"), default="pod", help=argparse.SUPPRESS)
     parser.add_argument("--index", type=int, default=0, help=argparse.SUPPRESS)
@@ -34,7 +34,7 @@ def main() -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         settings = load(arguments.settings)
-        logs.configure(settings.process.name or "gateway", settings.log.level)
+        logs.configure(settings.process.name or "plato-gateway", settings.log.level)
         if arguments.role == "worker":
             from . import worker
 
@@ -45,10 +45,10 @@ def main() -> int:
         given = ["--settings", str(arguments.settings)] if arguments.settings else []
         return pod.Pod(settings, given).run()
     except SettingsError as e:
-        print(f"gateway: {e}", file=sys.stderr)
+        print(f"plato-gateway: {e}", file=sys.stderr)
         return 2
     except preflight.StartError as e:
-        print(f"gateway: {e}", file=sys.stderr)
+        print(f"plato-gateway: {e}", file=sys.stderr)
         return preflight.CANNOT_START
     except KeyboardInterrupt:
         return 130

@@ -43,6 +43,8 @@ class _Child:
     started_s: float = 0.0
     start_at_s: float = 0.0
     delay_s: float = MIN_DELAY_S
+    ended_code: int | None = None
+    """Exit code of its last end, as subprocess counts it."""
     settled: bool = False
     """It ran for SETTLED_S once: from then on nothing that it says ends the pod, whose sockets live."""
 
@@ -105,6 +107,7 @@ class Pod:
             if child.process is None or child.process.poll() is None:
                 continue
             code, child.process, ended = child.process.returncode, None, True
+            child.ended_code = code
             now_s = time.monotonic()
             if now_s - child.started_s >= SETTLED_S:
                 child.settled = True
@@ -146,11 +149,15 @@ class Pod:
             os.getpid(),
             self._link.process.pid if self._link.process is not None else 0,
             [c.process.pid if c.process is not None else 0 for c in self._workers],
+            {c.role.replace(" ", "-"): c.ended_code for c in self._children() if c.ended_code is not None},
         )
 
 
-def write_pids(run_dir: Path, pod: int, link: int, workers: list[int]) -> None:
-    """Replaces <run_dir>/pids.json: {"pod": pid, "link": pid, "workers": [pid, …]}; 0: not running at the moment."""
+def write_pids(run_dir: Path, pod: int, link: int, workers: list[int], ended: dict[str, int]) -> None:
+    """Replaces <run_dir>/pids.json: {"pod": pid, "link": pid, "workers": [pid, …], "ended": {"worker-0": -9, …}}; pid 0: not
+    running at the moment; ended: exit code of the last end, of those that ended."""
     fresh = run_dir / "pids.json.new"
-    fresh.write_text(json.dumps({"pod": pod, "link": link, "workers": workers}) + "\n", encoding="utf-8")
+    fresh.write_text(
+        json.dumps({"pod": pod, "link": link, "workers": workers, "ended": ended}) + "\n", encoding="utf-8"
+    )
     fresh.replace(run_dir / "pids.json")

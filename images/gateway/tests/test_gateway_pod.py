@@ -292,7 +292,7 @@ def test_a_port_in_use_is_told_in_one_line(key: str, make_settings: Callable[...
         code, said = start_and_fail(settings, tmp_path)
     assert code == 3
     assert said == (
-        f"gateway: gateway.{key}: port {port} on 127.0.0.1 is in use; "
+        f"plato-gateway: gateway.{key}: port {port} on 127.0.0.1 is in use; "
         f"stop what listens there or set gateway.{key} to a free port\n"
     )
 
@@ -303,7 +303,7 @@ def test_a_run_dir_that_cannot_be_made_is_told_in_one_line(
     (tmp_path / "file").write_text("")
     code, said = start_and_fail(make_settings(run_dir=str(tmp_path / "file" / "run")), tmp_path)
     assert code == 3
-    assert said.startswith("gateway: gateway.run_dir: ")
+    assert said.startswith("plato-gateway: gateway.run_dir: ")
     assert said.count("\n") == 1
 
 
@@ -314,7 +314,7 @@ def test_bad_settings_are_told_in_one_line(make_settings: Callable[..., Settings
         [sys.executable, "-m", "plato_gateway", "--settings", str(file)], capture_output=True, timeout=30, check=False
     )
     assert ended.returncode == 2
-    assert ended.stderr.decode().startswith("gateway: gateway.workers: 3 cannot be used")
+    assert ended.stderr.decode().startswith("plato-gateway: gateway.workers: 3 cannot be used")
 
 
 def test_free_ports_and_a_writable_folder_pass(make_settings: Callable[..., Settings]) -> None:

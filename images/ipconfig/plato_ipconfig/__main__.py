@@ -49,4 +49,4 @@ async def main(settings: Settings) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run("ipconfig", main))
+    sys.exit(run("plato-ipconfig", main))

@@ -66,7 +66,11 @@ async def main(settings: Settings) -> int:
     def not_ready() -> str:
         return why[0] or service.not_ready()
 
-    http = admin.HttpServer(admin.app(not_ready, info=lambda: info), settings.msg.http_host, settings.msg.http_port)
+    def not_serving() -> str:
+        # Reads are answered though nothing can be written, so the gRPC port goes by the first alone.
+        return not_ready() or service.owners.not_serving()
+
+    http = admin.HttpServer(admin.app(not_serving, info=lambda: info), settings.msg.http_host, settings.msg.http_port)
     try:
         await http.start()
     except OSError as e:
@@ -116,4 +120,4 @@ async def _wait_for_dependencies(settings: Settings, store: ValkeyStore, why: li
 
 
 if __name__ == "__main__":
-    sys.exit(process.run("plato_msg", main))
+    sys.exit(process.run("plato-msg", main))

@@ -24,6 +24,9 @@ from plato_msg.core.progress import Progress, Ticket
 from plato_msg.store_pg import Owner, PgMsgStore
 
 TICK_S: Final = 0.5
+SLOW_S: Final = 5.0
+"""A tick that runs this long: the database hangs, and `not_serving` says so. It decides nothing else."""
+
 RELEASE_TICKS: Final = 4
 """A partition that is to be given waits this long for its fan-out to settle; the successor repeats what did not."""
 
@@ -84,16 +87,34 @@ class Ownership:
         self.held: dict[int, Held] = {}
         self.doubtful = False
         """After an error whose effect is unknown: `reload` before anything else is taken."""
+        self._failed = ""
+        self._begun_s: float | None = None
+        """Loop time at which the running tick began; None: none runs."""
         self._log = logs.get("owner")
 
     async def run(self) -> None:
         """Ticks until cancelled."""
+        loop = asyncio.get_running_loop()
         while True:
+            self._begun_s = loop.time()
             try:
                 await self.tick()
+                self._failed = ""
             except Unavailable as e:
+                self._failed = str(e)
                 self._log.warning("tick failed", reason=str(e))
+            self._begun_s = None
             await asyncio.sleep(self._tick_s)
+
+    def not_serving(self) -> str:
+        """Why the database takes no write of ours now; "" when the last tick, which writes our beat, went through."""
+        if self._failed:
+            return self._failed
+        if self._begun_s is not None:
+            waited_s = asyncio.get_running_loop().time() - self._begun_s
+            if waited_s > SLOW_S:
+                return f"the database does not answer a write since {waited_s:.0f} s"
+        return ""
 
     @property
     def named(self) -> bool:

@@ -10,6 +10,7 @@ from plato.core.conversations import dialogue_id, partition_of
 from plato.core.errors import Unavailable
 from plato.fakes.store import FakeReservationStore
 from plato.ports import Route
+from plato_msg import owner
 from plato_msg.core.batch import Known, Plan, judge, number
 from plato_msg.core.batch import Uplink as Decoded
 from plato_msg.core.policy import Rules
@@ -259,6 +260,35 @@ async def test_a_process_that_the_topology_does_not_name_takes_nothing_and_gives
         await until(lambda: not node.partitions)
         assert await c.owners() == {""}
         assert "topology" in node.service.not_ready()
+
+
+async def test_a_database_that_takes_no_write_is_said_and_over_when_it_takes_one(
+    postgres_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(postgres_uri) as c:
+        node = await c.start()
+        await until(lambda: len(node.partitions) == PARTITIONS)
+        assert node.service.owners.not_serving() == ""
+        beat, gate = node.service.store.beat, asyncio.Event()
+
+        async def full(uid: str) -> dict[str, int]:
+            raise Unavailable("PostgreSQL: No space left on device (SQLSTATE 53100)")
+
+        async def hangs(uid: str) -> dict[str, int]:
+            await gate.wait()
+            return await beat(uid)
+
+        monkeypatch.setattr(node.service.store, "beat", full)
+        await until(lambda: "53100" in node.service.owners.not_serving())
+        assert node.service.not_ready() == "", "reads go on"
+        monkeypatch.setattr(node.service.store, "beat", beat)
+        await until(lambda: node.service.owners.not_serving() == "")
+        monkeypatch.setattr(node.service.store, "beat", hangs)
+        monkeypatch.setattr(owner, "SLOW_S", 0.05)
+        await until(lambda: "does not answer a write" in node.service.owners.not_serving())
+        gate.set()
+        monkeypatch.setattr(owner, "SLOW_S", 5.0)
+        await until(lambda: node.service.owners.not_serving() == "")
 
 
 # ── fanned_out and dirty shards ──────────────────────────────────────────────────────────────────────────────

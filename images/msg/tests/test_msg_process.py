@@ -166,7 +166,7 @@ async def test_what_cannot_start_says_so_in_one_line(setup: Setup, broken: Break
     assert process.returncode not in (0, None)
     lines = stderr.decode().splitlines()
     assert len(lines) == 1, lines
-    assert lines[0].startswith("plato_msg: ")
+    assert lines[0].startswith("plato-msg: ")
     assert words in lines[0]
     assert "wrong@" not in lines[0]
     assert ":wrong" not in lines[0]

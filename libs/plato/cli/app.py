@@ -34,7 +34,11 @@ app.add_typer(db, name="db")
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        "--data-dir", "-d", help="Data folder. Default: /var/lib/plato as root, else ./.plato", show_default=False
+        "--data-dir",
+        "-d",
+        help="Data folder. Default: /var/lib/plato as root, else ./.plato",
+        show_default=False,
+        readable=False,  # plato.local says it better: who may
     ),
 ]
 PortOffset = Annotated[
@@ -46,6 +50,26 @@ SettingsFile = Annotated[
 Target = Annotated[str, typer.Argument(help="A process (plato-s0, edge-1, …) or a kind (state, gateway, msg, …).")]
 
 
+_FLAGS = {"local.data_dir": "--data-dir", "local.port_offset": "--port-offset"}
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from plato import __version__
+
+        print(f"plato {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Plato, an instant-messaging platform: the embedded cluster and a chat client."""
+
+
 def _settings(file: Path | None, data_dir: Path | None = None, port_offset: int | None = None) -> Settings:
     from plato.runtime.settings import load
 
@@ -54,7 +78,7 @@ def _settings(file: Path | None, data_dir: Path | None = None, port_offset: int 
         flags["local.data_dir"] = data_dir
     if port_offset is not None:
         flags["local.port_offset"] = port_offset
-    return load(file, flags=flags)
+    return load(file, flags=flags, flag_names=_FLAGS)
 
 
 def _cluster(data_dir: Path | None, file: Path | None = None) -> LocalCluster:
@@ -231,7 +255,8 @@ def show_settings(
     port_offset: PortOffset = None,
     schema: Annotated[bool, typer.Option("--schema", help="The JSON schema of plato.yaml instead.")] = False,
 ) -> int:
-    """Print the effective settings (flag > PLATO_SECTION__KEY > plato.yaml > default), passwords left out."""
+    """Print the settings, passwords left out: those in force in the running cluster of this folder; where none runs, or a
+    file or an offset is named, those of a start (flag > PLATO_SECTION__KEY > plato.yaml > default)."""
     import json
 
     from plato.cli.show import without_passwords
@@ -239,24 +264,49 @@ def show_settings(
 
     if schema:
         print(json.dumps(Settings.model_json_schema(), indent=1))
-    else:
-        print(without_passwords(dump(_settings(file, data_dir, port_offset))), end="")
+        return 0
+    loaded = _settings(file, data_dir, port_offset)
+    running = None if file is not None or port_offset is not None else _running(loaded)
+    if running is not None:
+        print(
+            f"# in force in {running.data_dir}, where Plato runs; a second instance of a service listens 10 ports higher."
+        )
+        print("# `plato settings --settings plato.yaml` shows what another start would use.")
+        loaded = running.in_force()
+    print(without_passwords(dump(loaded)), end="")
     return 0
+
+
+def _running(settings: Settings) -> LocalCluster | None:
+    """The cluster of these settings' folder, if it is up."""
+    from plato.local.cluster import LocalCluster
+    from plato.local.folder import data_dir as chosen
+
+    cluster = LocalCluster(chosen(settings))
+    return cluster if cluster.running and cluster.folder.read_status() is not None else None
 
 
 @db.command()
 def migrate(settings: SettingsFile = None, data_dir: DataDir = None) -> int:
-    """Bring the database named by database.uri to this version's schema (the running embedded cluster's by default)."""
+    """Bring a database to this version's schema: the running embedded cluster's with --data-dir, else the one of
+    database.uri, else the running one of this folder."""
+    from plato.cli.show import without_passwords
     from plato.local import database
-    from plato.local.cluster import LocalCluster
+    from plato.local.folder import LocalError
     from plato.local.folder import data_dir as chosen
 
     loaded = _settings(settings, data_dir)
-    cluster = LocalCluster(chosen(loaded))
-    if "uri" not in loaded.database.model_fields_set and cluster.running:
-        loaded = cluster.settings
-    version = asyncio.run(database.migrate(loaded.database.uri, loaded.database.schema_name, loaded.bus.partitions))
-    print(f"the schema {loaded.database.schema_name} is at version {version}")
+    if data_dir is not None or "uri" not in loaded.database.model_fields_set:
+        running = _running(loaded)
+        if running is None:
+            raise LocalError(
+                f"Plato is not running in {chosen(loaded)}; start it with `plato up`, or name another database by "
+                "database.uri (and no --data-dir)"
+            )
+        loaded = running.settings
+    schema = loaded.database.schema_name
+    version = asyncio.run(database.migrate(loaded.database.uri, schema, loaded.bus.partitions))
+    print(f"the schema {schema} is at version {version}, in {without_passwords(loaded.database.uri)}")
     return 0
 
 
@@ -293,7 +343,13 @@ def _told(error: Exception) -> int:
     if isinstance(error, SettingsError):
         code = 2
     elif hasattr(error, "format_message"):  # typer's own: a wrong option or argument
-        text, code = f"{error.format_message()} See `plato --help`.", 2
+        context = getattr(error, "ctx", None)
+        called = "plato" if context is None else str(context.command_path)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message(), file=sys.stderr)
+            return 2
+        said = str(error.format_message()).rstrip(". ")
+        text, code = f"{said} See `{called} --help`" if said.endswith("?") else f"{said}; see `{called} --help`", 2
     elif not isinstance(error, (LocalError, ServerError, PlatoError)):
         if os.environ.get("PLATO_DEBUG"):
             raise error

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from plato.local import control, tokens
 from plato.local.child import launch_command
 from plato.local.folder import DataFolder, LocalError
-from plato.local.ports import free_offset
+from plato.local.ports import free_offset, gateway_name, msg_name, shard_name
 from plato.runtime.settings import PREFIX, Settings, load
 
 _POLL_S = 0.02
@@ -45,16 +45,16 @@ class LocalCluster:
         ends, however that ends. settings: {"section.key": value}.
 
         port_offset: by default one that is free. output: the file that gets what the supervisor prints (default:
-        <data_dir>/up.log). Raises SettingsError, LocalError.
+        <data_dir>.log, beside the folder). Raises SettingsError, LocalError.
         """
         if port_offset is None:
             port_offset = free_offset(load(flags=settings, environ={}))
         cluster = cls(data_dir)
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
         env = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
         for key, value in {**(settings or {}), "local.data_dir": data_dir, "local.port_offset": port_offset}.items():
             env[PREFIX + key.replace(".", "__").upper()] = str(value)
-        cluster.output = output or data_dir / "up.log"
+        cluster.output = output or cluster.data_dir.with_name(f"{cluster.data_dir.name}.log")
         with cluster.output.open("ab") as out:
             cluster._launched = subprocess.Popen(
                 launch_command([sys.executable, "-P", "-m", "plato.cli", "up"], death_signal=signal.SIGTERM),
@@ -100,6 +100,17 @@ class LocalCluster:
                 raise LocalError(f"Plato was never up in {self.folder.root}; start it with `plato up`")
             self._settings = load(path, environ={})
         return self._settings
+
+    def in_force(self) -> Settings:
+        """The settings of the running processes: of each service the section of its first one, ports as they are.
+
+        Raises LocalError before the first start.
+        """
+        found = self.settings
+        for section, name in (("gateway", gateway_name(0)), ("state", shard_name(0)), ("msg", msg_name(0))):
+            own = load(self.folder.run / f"{name}.yaml", environ={})
+            found = found.model_copy(update={section: getattr(own, section)})
+        return found
 
     @property
     def ports(self) -> dict[str, int]:

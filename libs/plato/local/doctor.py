@@ -16,7 +16,7 @@ from typing import Final
 
 from plato.local.child import OURSELVES
 from plato.local.folder import DataFolder, LocalError, data_dir, user_name
-from plato.local.ports import blocked, plan
+from plato.local.ports import in_the_way, plan
 from plato.local.servers import ServerError, postgres_binary, postgres_identity, valkey_binary
 from plato.runtime.settings import Settings
 
@@ -62,7 +62,12 @@ def examine(settings: Settings) -> Iterator[Finding]:
     folder = DataFolder(data_dir(settings))
     yield from _folder(folder)
     yield _files(settings)
-    if folder.running() is None:
+    try:
+        running = folder.running()
+    except LocalError as e:
+        yield _bad(str(e))
+        return
+    if running is None:
         yield from _ports(settings)
         yield _note("the cluster is not running; `plato up` starts it")
     else:
@@ -124,6 +129,12 @@ def _folder(folder: DataFolder) -> Iterator[Finding]:
             f"the data folder {folder.root} belongs to {owner}; run as {owner} or choose another with --data-dir"
         )
         return
+    others = [] if folder.info.exists() or not folder.root.exists() else sorted(folder.root.iterdir())
+    if others:
+        yield _bad(
+            f"the data folder {folder.root} is not empty and not Plato's; name a new or an empty one with --data-dir"
+        )
+        return
     free = shutil.disk_usage(existing).free
     text = f"data folder {folder.root}, {free / 2**30:.1f} GiB free"
     if free < _LEAST_DISK_BYTES:
@@ -168,7 +179,7 @@ def _ports(settings: Settings) -> Iterator[Finding]:
     except LocalError as e:
         yield _bad(str(e))
         return
-    faults = [why for use in uses.values() if (why := blocked(use))]
+    faults = in_the_way(uses.values())
     yield from (_bad(why) for why in faults)
     if not faults:
         ports = sorted(use.port for use in uses.values())
@@ -180,6 +191,8 @@ def _cluster(folder: DataFolder) -> Iterator[Finding]:
     if status is None:
         yield _note("the cluster is starting or stopping")
         return
+    if status["phase"] != "up":
+        yield _bad(f"the cluster is {status['phase']}")
     missing = [entry for entry in status["processes"] if not entry["ready"]]
     yield from (_bad(f"{entry['name']} does not serve: {entry['reason']}") for entry in missing)
     if not missing:

@@ -1,6 +1,6 @@
 """The data folder of an embedded cluster: what lies where, who may use it, and how an outsider finds a running one.
 
-plato.json        format of the folder, cluster_uid
+plato.json        our mark: format of the folder, cluster_uid; a folder that holds other things and no mark is left alone
 lock              held (flock) by the supervisor as long as it lives
 topology.json     the topology record; the supervisor is its only writer
 keys/             the generated development key
@@ -30,6 +30,12 @@ from plato.runtime.settings import Settings
 
 FORMAT: Final = 1
 """Layout of the folder. Another number in plato.json: another version's data."""
+
+STATUS_SILENT_S: Final = 15.0
+"""A status older than this says nothing about now."""
+
+_NOT_CONTENT: Final = frozenset({"lost+found", "plato.json.new"})
+"""A folder with these alone counts as empty: a mounted disk's own, and our mark when it was cut short."""
 
 _SOCKET_PATH_BYTES: Final = 107  # sun_path without its closing zero
 _LONGEST_SOCKET_NAME: Final = 48
@@ -124,26 +130,34 @@ class DataFolder:
         Raises LocalError.
         """
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self._make_root()
             owner = self.root.stat().st_uid
             if owner != os.geteuid():
                 raise LocalError(
                     f"the data folder {self.root} belongs to user {user_name(owner)}, not to {user_name(os.geteuid())}; "
                     "run as that user or choose another folder with --data-dir"
                 )
-            # Others may pass (PostgreSQL may run as another user), but not look in.
-            self.root.chmod(0o711)
+            uid = self._identity()
             for folder in (self.keys, self.run, self.logs, self.postgres, self.valkey):
-                folder.mkdir(exist_ok=True)
+                folder.mkdir(mode=0o700, exist_ok=True)
             for folder in (self.keys, self.run, self.logs):
                 folder.chmod(0o700)
             self._prepare_sockets()
-            return self._identity()
+            return uid
         except OSError as e:
             raise LocalError(
                 f"the data folder {self.root} cannot be written ({e.strerror}: {e.filename}); "
                 "choose another one with --data-dir or PLATO_LOCAL__DATA_DIR"
             ) from e
+
+    def _make_root(self) -> None:
+        """Makes the folder; one that was there before keeps its mode, whoever put it there."""
+        try:
+            self.root.mkdir(parents=True)
+        except FileExistsError:
+            return
+        # Others may pass (PostgreSQL may run as another user), but not look in.
+        self.root.chmod(0o711)
 
     def _prepare_sockets(self) -> None:
         folder = self.sockets
@@ -159,6 +173,12 @@ class DataFolder:
             if (self.postgres / "data").exists():
                 raise LocalError(
                     f"{self.info} is missing beside data; restore it, or move {self.root} away to begin anew"
+                )
+            others = sorted(path.name for path in self.root.iterdir() if path.name not in _NOT_CONTENT)
+            if others:
+                raise LocalError(
+                    f"{self.root} is not empty and not Plato's: it holds {', '.join(others[:3])}"
+                    f"{', …' if others[3:] else ''} and no plato.json; name a new or an empty folder with --data-dir"
                 )
             info = {"format": FORMAT, "plato": __version__, "cluster_uid": str(uuid.uuid4())}
             write_private(self.info, json.dumps(info) + "\n")
@@ -202,11 +222,16 @@ class DataFolder:
             os.close(fd)
 
     def running(self) -> int | None:
-        """The pid of the supervisor that holds the lock, or None."""
+        """The pid of the supervisor that holds the lock, or None. Raises LocalError where that cannot be looked up."""
         try:
             fd = os.open(self.root / "lock", os.O_RDONLY)
-        except OSError:
+        except FileNotFoundError:
             return None
+        except OSError as e:
+            raise LocalError(
+                f"whether Plato runs in {self.root} cannot be seen ({e.strerror}: {e.filename}); "
+                "run as the user who started it, or name its folder with --data-dir"
+            ) from e
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -216,7 +241,10 @@ class DataFolder:
         return None
 
     def read_status(self) -> dict[str, Any] | None:
-        """status.json of a running supervisor; None where none runs or it has not written one yet."""
+        """status.json of a running supervisor; None where none runs or it has not written one yet.
+
+        A supervisor writes it each second; of one that is silent the phase says so instead of "up".
+        """
         pid = self.running()
         if pid is None:
             return None
@@ -224,4 +252,11 @@ class DataFolder:
             status: dict[str, Any] = json.loads(self.status.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return status if status.get("supervisor_pid") == pid else None
+        if status.get("supervisor_pid") != pid:
+            return None
+        silent_s = time.time() - float(status.get("at", time.time()))
+        if silent_s > STATUS_SILENT_S:
+            status["phase"] = (
+                f"silent for {silent_s:.0f} s (its disk is full, or its supervisor is stopped or overloaded)"
+            )
+        return status

@@ -1,13 +1,15 @@
 """Keepers: each keeps one process alive, knows whether it serves, and says in one line why it does not.
 
-A process that dies is started again at once; one that keeps dying before it served waits longer each time, at most 2 s, and
-after the third time its own last words are printed. A keeper whose process was stopped on order waits until it is wanted.
+A process that dies is started again at once, and that is said; one that keeps dying before it served waits longer each
+time, at most 2 s, and after the third time its own last words are printed. A keeper whose process was stopped on order
+waits until it is wanted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -24,12 +26,26 @@ _STEADY_S: Final = 5.0
 _LONGEST_BACK_OFF_S: Final = 2.0
 _TELL_AFTER: Final = 3
 _PAUSE_TIMEOUT_S: Final = 10.0
+_LOOK_EVERY_S: Final = 5.0
+"""A server that served is asked again this often; it may hang (a stopped process, a dead disk) without an end."""
+
+FULL_DISK_BYTES: Final = 33_554_432
+"""Below this much room a commit may fail at any moment: PostgreSQL's WAL grows by files of 16 MiB."""
 
 
 class Keeper(ABC):
     """Keeps one process. Fields are written by its own tasks only; `changed` is called after each change."""
 
-    def __init__(self, name: str, kind: str, say: Callable[[str], None], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        say: Callable[[str], None],
+        changed: Callable[[], None],
+        died: Callable[[str, str], None] = lambda _name, _how: None,
+    ) -> None:
+        """say: one line to the terminal. died: called with the name and how it ended, of a death that is answered by a
+        start at once."""
         self.name = name
         self.kind = kind
         self.restarts = 0
@@ -41,6 +57,7 @@ class Keeper(ABC):
         self.child: Child | None = None
         self._say = say
         self._changed = changed
+        self._died = died
         self._wanted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._ending: asyncio.Task[int] | None = None
@@ -104,6 +121,8 @@ class Keeper(ABC):
             early = 0 if served or loop.time() - begun > _STEADY_S else early + 1
             if early == _TELL_AFTER or (early > _TELL_AFTER and early & (early - 1) == 0):
                 self._say(f"{self.name} ended {early} times before it served: {reason}")
+            elif early < _TELL_AFTER:
+                self._died(self.name, reason)
             if early > 1:
                 await asyncio.sleep(min(_LONGEST_BACK_OFF_S, 0.1 * 2.0 ** (early - 2)))
 
@@ -149,8 +168,17 @@ class Keeper(ABC):
 class ServerKeeper(Keeper):
     """Keeps PostgreSQL or Valkey, which were started once already."""
 
-    def __init__(self, server: Server, say: Callable[[str], None], changed: Callable[[], None]) -> None:
-        super().__init__(server.name, server.name, say, changed)
+    def __init__(
+        self,
+        server: Server,
+        say: Callable[[str], None],
+        changed: Callable[[], None],
+        died: Callable[[str, str], None] = lambda _name, _how: None,
+        look_every_s: float = _LOOK_EVERY_S,
+    ) -> None:
+        super().__init__(server.name, server.name, say, changed, died)
+        self._look_every_s = look_every_s
+        self._serving: Child | None = None
         self.server = server
         self.child = server.child
 
@@ -163,13 +191,33 @@ class ServerKeeper(Keeper):
         except ServerError:
             await child.stop(self._stop_signal(), 5)
             raise
+        self._serving = child
         if self._wanted.is_set():
             self._turn(True, "")
         await child.wait()
         return True
 
     async def _watch(self) -> None:
-        """Nothing: it is ready from its first answer to its end."""
+        """Asks again, from its first answer to its end, and looks whether its disk has room."""
+        while True:
+            await asyncio.sleep(self._look_every_s)
+            child = self._serving
+            if child is None or child is not self.child or child.returncode is not None or not self._wanted.is_set():
+                continue
+            why = await self._not_serving()
+            if child is self.child and child.returncode is None and self._wanted.is_set():
+                self._turn(not why, why)
+
+    async def _not_serving(self) -> str:
+        try:
+            if not await self.server.answers():
+                return "it does not answer"
+            free = shutil.disk_usage(self.server.folder).free
+        except (ServerError, OSError) as e:
+            return str(e)
+        if free < FULL_DISK_BYTES:
+            return f"its disk is full: {free / 2**20:.0f} MiB are free, so commits fail or soon will; make room"
+        return ""
 
     def _stop_signal(self) -> signal.Signals:
         return self.server.stop_signal
@@ -182,8 +230,15 @@ class ServerKeeper(Keeper):
 class ServiceKeeper(Keeper):
     """Keeps one of our own processes; asks its /readyz."""
 
-    def __init__(self, spec: Spec, registry: Registry, say: Callable[[str], None], changed: Callable[[], None]) -> None:
-        super().__init__(spec.name, spec.kind, say, changed)
+    def __init__(
+        self,
+        spec: Spec,
+        registry: Registry,
+        say: Callable[[str], None],
+        changed: Callable[[], None],
+        died: Callable[[str, str], None] = lambda _name, _how: None,
+    ) -> None:
+        super().__init__(spec.name, spec.kind, say, changed, died)
         self.spec = spec
         self._registry = registry
         self._served = False

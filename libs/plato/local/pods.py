@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from plato.local.deaths import how
 
 
 @dataclass(slots=True)
@@ -23,8 +26,11 @@ class PodProcess:
 class PodWatch:
     """Reads one gateway's pids.json and counts restarts by the change of pids."""
 
-    def __init__(self, name: str, path: Path) -> None:
+    def __init__(self, name: str, path: Path, ended: Callable[[str, str], None] = lambda _name, _how: None) -> None:
+        """ended: called with a child's name and how it ended, once it was started again by a gateway that lives."""
         self.name = name
+        self._ended = ended
+        self._pod = 0
         self._path = path
         self._stamp = 0
         self._known: dict[str, PodProcess] = {}
@@ -37,6 +43,8 @@ class PodWatch:
                 return
             raw = json.loads(self._path.read_text(encoding="utf-8"))
             found = _children(raw)
+            pod = int(raw["pod"])
+            ends = {str(name): int(code) for name, code in raw.get("ended", {}).items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return  # not written yet; the gateway replaces it whole
         self._stamp = stamp
@@ -46,6 +54,9 @@ class PodWatch:
                 self._known[child] = PodProcess(f"{self.name}/{child}", kind, pid, time.time())
             elif before.pid != pid:
                 before.pid, before.since, before.restarts = pid, time.time(), before.restarts + 1
+                if pod == self._pod:  # else they died with their gateway, which is told by itself
+                    self._ended(before.name, how(ends[child]) if child in ends else "")
+        self._pod = pod
 
     def processes(self, gateway_ready: bool, why: str) -> list[dict[str, Any]]:
         """Entries for status.json. A link is ready when its gateway is (else: `why` not); a worker when it runs."""

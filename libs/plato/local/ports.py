@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random
+import shlex
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -130,22 +132,77 @@ def blocked(use: PortUse) -> str:
     return ""
 
 
+def in_the_way(uses: Iterable[PortUse]) -> list[str]:
+    """Everything that keeps these ports from being listened on, one line per cause; [] if nothing does."""
+    faults = {use: why for use in uses if (why := blocked(use))}
+    if len(faults) < 2:
+        return list(faults.values())
+    lines = []
+    held: dict[str, list[int]] = {}
+    for use, holder in _holders(faults).items():
+        folder = None if holder is None else _data_folder(holder)
+        if holder is None:
+            lines.append(faults[use])
+        elif folder is not None:
+            stop = f"`plato down --data-dir {shlex.quote(str(folder))}`"
+            held.setdefault(f"by another Plato, in {folder}; stop it with {stop}", []).append(use.port)
+        else:
+            held.setdefault(f"by {_comm(holder)} (process {holder}); stop that", []).append(use.port)
+    for holder_and_way_out, ports in held.items():
+        shown = ", ".join(map(str, sorted(ports)[:4])) + (f", … ({len(ports)} in all)" if ports[4:] else "")
+        lines.append(
+            f"{'ports' if ports[1:] else 'port'} {shown} {'are' if ports[1:] else 'is'} in use {holder_and_way_out}, "
+            "or move every port with `plato up --port-offset 1000` (local.port_offset)"
+        )
+    return lines
+
+
 def _by_whom(port: int) -> str:
     """ " by NAME (process PID)" where /proc tells; else ""."""
-    inodes: set[str] = set()
+    use = PortUse("", "", "", port)
+    holder = _holders([use])[use]
+    return "" if holder is None else f" by {_comm(holder)} (process {holder})"
+
+
+def _holders(uses: Iterable[PortUse]) -> dict[PortUse, int | None]:
+    """The process that listens on each port, where /proc tells."""
+    found: dict[PortUse, int | None] = dict.fromkeys(uses)
+    by_port = {use.port: use for use in found}
+    inodes: dict[str, PortUse] = {}
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
-                    inodes.add(f"socket:[{fields[9]}]")
-    if not inodes:
-        return ""
-    for process in Path("/proc").glob("[0-9]*"):
+                use = by_port.get(int(fields[1].rsplit(":", 1)[1], 16))
+                if fields[3] == "0A" and use is not None:
+                    inodes[f"socket:[{fields[9]}]"] = use
+    for process in Path("/proc").glob("[0-9]*") if inodes else ():
         with contextlib.suppress(OSError):
             for fd in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
-                    if str(fd.readlink()) in inodes:
-                        name = (process / "comm").read_text(encoding="utf-8").strip()
-                        return f" by {name} (process {process.name})"
-    return ""
+                    use = inodes.get(str(fd.readlink()))
+                    if use is not None and found[use] is None:
+                        found[use] = int(process.name)
+    return found
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        return "a process"
+
+
+def _data_folder(pid: int) -> Path | None:
+    """The data folder of the embedded cluster that a process belongs to; None: it belongs to none that we can see.
+
+    Services are told by the settings file that they were given, the servers by the folder that they work in.
+    """
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        cwd = Path(f"/proc/{pid}/cwd").readlink()
+        near = [Path(os.fsdecode(word)).parent.parent for word in words if word.endswith(b".yaml")]
+        for folder in [*near, cwd.parent, cwd.parent.parent]:
+            if (folder / "plato.json").exists():
+                return folder
+    return None

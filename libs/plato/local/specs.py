@@ -37,6 +37,18 @@ class Spec:
         return kept | {f"{PREFIX}PROCESS__NAME": self.name, f"{PREFIX}PROCESS__UID": uid, "PYTHONUNBUFFERED": "1"}
 
 
+_DECIDED = (
+    ("topology", "path"), ("auth", "keys_dir"), ("gateway", "run_dir"), ("database", "uri"), ("store", "url"),
+    ("process", "name"), ("process", "uid"),
+)  # fmt: skip
+"""Keys that the embedded cluster sets itself: see `effective` and `write_all`."""
+
+
+def overruled(settings: Settings) -> list[str]:
+    """The keys that the user set although this cluster decides them, as "section.key"."""
+    return [f"{section}.{key}" for section, key in _DECIDED if key in getattr(settings, section).model_fields_set]
+
+
 def effective(settings: Settings, folder: DataFolder, database_uri: str, store_url: str) -> Settings:
     """The user's settings with what this cluster decides: folders, its servers, its key. Ports are still the user's."""
     return settings.model_copy(

@@ -21,6 +21,7 @@ from typing import Any, Final
 from plato import __version__
 from plato.local import database, logs, specs, tokens
 from plato.local.control import ControlServer
+from plato.local.deaths import Deaths
 from plato.local.folder import DataFolder, LocalError, data_dir
 from plato.local.keeper import Keeper, ServerKeeper, ServiceKeeper
 from plato.local.pods import PodWatch
@@ -71,6 +72,8 @@ class Supervisor:
         self._durability = "not known yet"
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
+        self._deaths = Deaths()
+        self._status_fails = False
 
     async def run(self) -> int:
         """Runs until a signal or `plato down`. Returns the exit code. Raises LocalError or ServerError at a start that
@@ -102,9 +105,14 @@ class Supervisor:
     async def _start(self, cluster_uid: str) -> None:
         settings, folder, ports = self._settings, self._folder, self._ports
         self._say(f"Plato {__version__}; data in {folder.root}")
+        if overruled := specs.overruled(settings):
+            self._say(
+                f"  not used here: {', '.join(overruled)}; the embedded cluster decides that itself "
+                "(its own PostgreSQL and Valkey, its own folders)"
+            )
         postgres = PostgresServer(folder.postgres, ports["postgres"].port, log=folder.logs / "postgres.log")
         valkey = ValkeyServer(folder.valkey, ports["valkey"].port, log=folder.logs / "valkey.log")
-        keepers = [ServerKeeper(server, self._say, self._mark) for server in (postgres, valkey)]
+        keepers = [ServerKeeper(server, self._say, self._mark, self._died) for server in (postgres, valkey)]
         for keeper in keepers:
             self._keepers[keeper.name] = keeper
             logs.rotate(keeper.server.log)
@@ -138,11 +146,11 @@ class Supervisor:
     def _begin_services(self, found: list[Spec], registry: Registry) -> None:
         uids = registry.renew([spec.name for spec in found])
         for spec in found:
-            keeper = ServiceKeeper(spec, registry, self._say, self._mark)
+            keeper = ServiceKeeper(spec, registry, self._say, self._mark, self._died)
             keeper.name_first(uids[spec.name])
             self._keepers[spec.name] = keeper
             if spec.pids is not None:
-                self._pods.append(PodWatch(spec.name, spec.pids))
+                self._pods.append(PodWatch(spec.name, spec.pids, self._died))
             keeper.begin()
 
     async def _or_stop(self, coroutine: Coroutine[Any, Any, None]) -> bool:
@@ -209,7 +217,7 @@ class Supervisor:
         if not found:
             if target in ("worker", "link") or any(target.startswith(f"{pod.name}/") for pod in self._pods):
                 raise LocalError(f"{target} belongs to a gateway: {command} the gateway (edge-0, edge-1, … or gateway)")
-            known = ", ".join([*sorted({k.kind for k in self._keepers.values()}), *self._keepers])
+            known = ", ".join(dict.fromkeys([*sorted({k.kind for k in self._keepers.values()}), *self._keepers]))
             raise LocalError(f"{target or 'nothing'} is not known here; known: {known}")
         for keeper in found:
             if command == "stop":
@@ -221,6 +229,10 @@ class Supervisor:
 
     def _mark(self) -> None:
         self._changed.set()
+
+    def _died(self, name: str, how: str) -> None:
+        if not self._stop.is_set() and (line := self._deaths.told(name, how, asyncio.get_running_loop().time())):
+            self._say(line)
 
     def _say(self, line: str) -> None:
         with contextlib.suppress(OSError):  # a closed terminal or pipe must not end the cluster
@@ -266,12 +278,21 @@ class Supervisor:
             "durability": self._durability,
             "processes": processes,
         }
+        text = json.dumps(status, indent=1)
         new = self._folder.status.with_suffix(".new")
         try:
-            new.write_text(json.dumps(status, indent=1), encoding="utf-8")
+            new.write_text(text, encoding="utf-8")
             new.replace(self._folder.status)
-        except OSError as e:  # a full disk must not end the cluster
-            print(f"plato: {self._folder.status} cannot be written: {e.strerror}", file=sys.stderr)
+            self._status_fails = False
+        except OSError as e:  # a full disk must not end the cluster, nor leave a status of better times standing
+            if not self._status_fails:
+                self._say(f"{self._folder.status} cannot be written: {e.strerror}")
+            self._status_fails = True
+            with contextlib.suppress(OSError):
+                new.unlink()
+            with contextlib.suppress(OSError), self._folder.status.open("r+", encoding="utf-8") as old:
+                old.write(text)
+                old.truncate()
 
     # ── stop ─────────────────────────────────────────────────────────────────────────────────────────────────
 

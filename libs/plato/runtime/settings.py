@@ -1,7 +1,8 @@
 """Settings: flag > PLATO_SECTION__KEY > plato.yaml > default. Read once, validated whole, frozen.
 
-An unknown key, a wrong type or a value out of bounds is a SettingsError whose one line names the key, the value and the
-way out. Units stand in the names.
+An unknown key, a wrong type or a value out of bounds is a SettingsError whose one line names the key, the value and
+where it was said: the flag, the variable or the file. An empty variable counts as unset, as it does for a shell's
+`${NAME:-default}`: an empty path would be the working folder. Units stand in the names.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from plato.api import names
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 PREFIX = "PLATO_"
+DEFAULT_FILE = "plato.yaml"
 
 
 class SettingsError(Exception):
@@ -207,7 +209,9 @@ class LogSettings(_Section):
 class LocalSettings(_Section):
     """The embedded cluster."""
 
-    data_dir: Path | None = Field(None, description="Default: /var/lib/plato as root, else .plato in this folder.")
+    data_dir: Path | None = Field(
+        None, description="Default: /var/lib/plato as root, else .plato in this folder. New, empty, or Plato's already."
+    )
     port_offset: int = Field(0, ge=0, le=50_000, description="Added to every port of the embedded cluster.")
     shards: int = Field(2, ge=1, le=16, description="State shards; two, so that one may die while the other serves.")
     gateways: int = Field(2, ge=1, le=16, description="Gateways; clients of a dead one come back through another.")
@@ -237,38 +241,48 @@ def load(
     path: Path | None = None,
     *,
     flags: Mapping[str, Any] | None = None,
+    flag_names: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Reads and validates the settings.
 
     path: the YAML file; None means $PLATO_SETTINGS, else ./plato.yaml if it exists.
-    flags: {"section.key": value}, strongest. environ: os.environ by default.
+    flags: {"section.key": value}, strongest. flag_names: {"section.key": "--flag"}, as the user wrote it, for the words
+    of an error. environ: os.environ by default.
     Raises SettingsError.
     """
     env = os.environ if environ is None else environ
     if path is None and env.get("PLATO_SETTINGS"):
         path = Path(env["PLATO_SETTINGS"])
+    if path is None:
+        path = Path(DEFAULT_FILE)
+        source = _read_yaml(path) if path.exists() else {}
+    else:
+        source = _read_yaml(path)
     merged: dict[str, dict[str, Any]] = {}
-    source = _read_yaml(path)
+    said_in: dict[tuple[str, str], str] = {}
+    """Where a value comes from, if not from the file."""
     for section, values in source.items():
         if values is None:
             continue
         if not isinstance(values, dict):
-            raise SettingsError(f"{section}: {values!r} is no section; write its keys indented below it")
+            raise SettingsError(f"{section}: {values!r} in {path} is no section; write its keys indented below it")
         merged[str(section)] = dict(values)
     for name, value in env.items():
         section, parted, key = name.removeprefix(PREFIX).lower().partition("__")
-        if name.startswith(PREFIX) and parted:
+        if name.startswith(PREFIX) and parted and value:
             merged.setdefault(section, {})[key] = _from_text(value)
+            said_in[section, key] = name
     for name, value in (flags or {}).items():
         section, parted, key = name.partition(".")
         if not parted:
             raise SettingsError(f"{name}: names no key; write section.key, as in gateway.tcp_port")
         merged.setdefault(section, {})[key] = value
+        said_in[section, key] = (flag_names or {}).get(name, name)
     try:
         return Settings.model_validate(merged)
     except ValidationError as e:
-        raise SettingsError(_one_line(e)) from e
+        raise SettingsError(_one_line(e, path, said_in)) from e
 
 
 def dump(settings: Settings) -> str:
@@ -276,13 +290,27 @@ def dump(settings: Settings) -> str:
     return yaml.safe_dump(json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True)
 
 
-def _read_yaml(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        path = Path("plato.yaml")
-        if not path.exists():
-            return {}
+class _Loader(yaml.SafeLoader):
+    """YAML as usual, but a key that is written twice is an error: yaml itself takes the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if isinstance(key_node, yaml.ScalarNode):
+                if key_node.value in seen:
+                    mark = key_node.start_mark
+                    raise SettingsError(
+                        f"settings file {mark.name}: {key_node.value} is written twice, again in line {mark.line + 1}; "
+                        "leave one of the two"
+                    )
+                seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            raw = yaml.load(file, _Loader)
     except OSError as e:
         raise SettingsError(f"settings file {path}: {e.strerror}; name a readable file or leave it out") from e
     except (yaml.YAMLError, UnicodeDecodeError) as e:
@@ -305,23 +333,27 @@ def _from_text(value: str) -> Any:
     return value
 
 
-def _one_line(error: ValidationError) -> str:
+def _one_line(error: ValidationError, path: Path, said_in: Mapping[tuple[str, str], str]) -> str:
     first = error.errors()[0]
     where = [str(p) for p in first["loc"]]
     key = ".".join(where)
     value = first.get("input")
+    source = said_in.get((where[0], where[1])) if len(where) > 1 else None
+    if source is None and len(where) == 1:  # a section that is not known, which variables alone may have named
+        source = next((said for (section, _), said in said_in.items() if section == where[0]), None)
+    place = source or str(path)
     if first["type"] == "extra_forbidden":
         known = _known(where[:-1])
         kind = "key" if len(where) > 1 else "section"
-        return f"{key}: unknown {kind}; known here: {', '.join(known)}"
+        return f"{key}: unknown {kind} in {place}; known here: {', '.join(known)}"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    variable = f"{PREFIX}{'__'.join(where[:2]).upper()}"
     reason = first["msg"]
     reason = reason.removeprefix("Value error, ")
     reason = reason[0].lower() + reason[1:]
     if len(where) == 1 and isinstance(value, (dict, BaseModel)):
-        return f"{key}: {reason}; correct it in plato.yaml{more}"
-    return f"{key}: {value!r} cannot be used: {reason}; correct it in plato.yaml or {variable}{more}"
+        return f"{key}: {reason}; correct it in {place}{more}"
+    shown = str(value) if isinstance(value, Path) else repr(value)
+    return f"{key}: {shown} cannot be used: {reason}; correct it in {place}{more}"
 
 
 def _known(where: list[str]) -> list[str]:

@@ -13,8 +13,10 @@ from pathlib import Path
 import asyncpg
 import jwt
 import pytest
+from plato import __version__
 from plato.cli import app, show
 from plato.local import tokens
+from plato.local.child import Identity, launch_command
 from plato.local.folder import DataFolder
 from plato.runtime.settings import AuthSettings
 
@@ -48,18 +50,20 @@ def one_line(result: tuple[int, str, str], code: int, *words: str) -> None:
 
 def test_unknown_setting_is_named_with_the_known_ones(run: Run, tmp_path: Path) -> None:
     (tmp_path / "plato.yaml").write_text("gateway:\n  tcp_prot: 9000\n")
-    one_line(run("settings"), 2, "gateway.tcp_prot: unknown key; known here:", "tcp_port")
+    one_line(run("settings"), 2, "gateway.tcp_prot: unknown key in plato.yaml; known here:", "tcp_port")
     one_line(run("up"), 2, "gateway.tcp_prot")
 
 
 def test_unknown_section_is_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "plato.yaml").write_text("gatevay:\n  tcp_port: 9000\n")
-    one_line(run("up"), 2, "gatevay: unknown section", "gateway")
+    one_line(run("up"), 2, "gatevay: unknown section in plato.yaml", "gateway")
 
 
 def test_wrong_type_names_the_key_the_value_and_the_variable(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLATO_GATEWAY__TCP_PORT", "many")
-    one_line(run("up"), 2, "gateway.tcp_port: 'many' cannot be used", "PLATO_GATEWAY__TCP_PORT")
+    one_line(run("up"), 2, "gateway.tcp_port: 'many' cannot be used", "correct it in PLATO_GATEWAY__TCP_PORT\n")
+    monkeypatch.delenv("PLATO_GATEWAY__TCP_PORT")
+    one_line(run("up", "--port-offset", "-1"), 2, "-1 cannot be used", "correct it in --port-offset\n")
 
 
 def test_a_file_that_is_no_yaml_is_named(run: Run, tmp_path: Path) -> None:
@@ -69,6 +73,57 @@ def test_a_file_that_is_no_yaml_is_named(run: Run, tmp_path: Path) -> None:
 
 def test_a_missing_settings_file_is_named(run: Run) -> None:
     one_line(run("status", "--settings", "nowhere.yaml"), 2, "nowhere.yaml", "No such file")
+
+
+def test_without_a_command_the_help_is_printed_as_it_is(run: Run) -> None:
+    for arguments, command in (([], "status"), (["db"], "migrate")):
+        code, _, err = run(*arguments)
+        assert code == 2
+        assert err.startswith(f"Usage: {' '.join(['plato', *arguments])} [OPTIONS] COMMAND")
+        assert any(line.split()[:1] == [command] for line in err.splitlines()), "one line per command"
+
+
+def test_the_version_is_asked_in_two_ways(run: Run) -> None:
+    assert run("--version") == run("version") == (0, f"plato {__version__}\n", "")
+
+
+def test_a_folder_with_other_things_in_it_is_refused_and_left_as_it_was(run: Run, tmp_path: Path) -> None:
+    theirs = tmp_path / "projects"
+    theirs.mkdir()
+    theirs.chmod(0o775)
+    (theirs / "thesis.txt").write_text("mine")
+    one_line(
+        run("up", "-d", str(theirs)), 1, f"{theirs} is not empty and not Plato's: it holds thesis.txt", "--data-dir"
+    )
+    assert [p.name for p in theirs.iterdir()] == ["thesis.txt"]
+    assert theirs.stat().st_mode & 0o777 == 0o775
+    code, out, _ = run("doctor", "-d", str(theirs))
+    assert code == 1
+    assert f"BAD   the data folder {theirs} is not empty and not Plato's" in out
+
+
+def test_an_empty_variable_for_the_folder_is_no_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLATO_LOCAL__DATA_DIR", "")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    one_line(run("status"), 1, f"not running in {Path.cwd() / '.plato'}")
+
+
+def test_a_folder_that_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
+    """As a user without rights of root, who meets another's private folder."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "lock").touch()
+    data.chmod(0)
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PLATO_")}
+    for command in ("down", "status", "settings"):
+        argv = [sys.executable, "-m", "plato.cli", command, "--data-dir", str(data)]
+        if os.geteuid() == 0:
+            argv = launch_command(argv, Identity(map_uid=65534))
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False, env=env)
+        one_line(
+            (done.returncode, "", done.stderr), 1, f"whether Plato runs in {data} cannot be seen (Permission denied"
+        )
+    data.chmod(0o700)
 
 
 def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(run: Run, tmp_path: Path) -> None:
@@ -105,8 +160,9 @@ def test_not_running_is_told_by_every_command_that_needs_it(run: Run, tmp_path: 
 
 
 def test_a_wrong_option_is_one_line(run: Run) -> None:
-    one_line(run("up", "--prot"), 2, "--prot")
-    one_line(run("upp"), 2, "upp")
+    one_line(run("up", "--prot"), 2, "plato: No such option: --prot; see `plato up --help`\n")
+    one_line(run("db", "x"), 2, "plato: No such command 'x'; see `plato db --help`\n")
+    one_line(run("upp"), 2, "Did you mean 'up'? See `plato --help`\n")
     one_line(run("chat", "alice"), 2, "--to USER or --conversation ID")
     one_line(run("chat", "alice", "--to", "bob", "--transport", "quic"), 2, "tcp or ws")
 
@@ -174,6 +230,12 @@ def test_migrate_tells_a_wrong_password_and_prints_none(run: Run, tmp_path: Path
     result = run("db", "migrate", "-s", _settings_for(tmp_path, wrong))
     one_line(result, 1, "password authentication failed", "database.uri")
     assert "wrongsecret" not in result[2]
+
+
+def test_migrate_of_a_folder_where_nothing_runs_touches_no_other_database(run: Run, tmp_path: Path) -> None:
+    named = _settings_for(tmp_path, "postgresql://p@127.0.0.1:1/x")
+    one_line(run("db", "migrate", "-s", named, "-d", str(tmp_path / "d")), 1, f"not running in {tmp_path / 'd'}")
+    one_line(run("db", "migrate"), 1, "Plato is not running in", "database.uri")
 
 
 def test_migrate_tells_a_database_that_is_away(run: Run, tmp_path: Path) -> None:

@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plato.local import control, logs, pods, probe, specs
+from plato.local import control, keeper, logs, pods, probe, specs
 from plato.local.child import Child
+from plato.local.deaths import LINES_PER_WINDOW, WINDOW_S, Deaths, how
 from plato.local.folder import DataFolder, LocalError
 from plato.local.keeper import ServiceKeeper
-from plato.local.ports import PortUse, blocked, check_free, free_offset, plan, shard_name
+from plato.local.ports import PortUse, blocked, check_free, free_offset, in_the_way, plan, shard_name
 from plato.local.registry import Registry, homes
+from plato.local.servers import Server
 from plato.runtime.settings import Settings, load
 from plato.topology.record import loads
 
@@ -79,6 +81,21 @@ def test_a_shared_listener_counts_as_taken() -> None:
             check_free([PortUse("edge-0.tcp", "gateway.tcp_port", "127.0.0.1", taken.getsockname()[1])])
 
 
+def test_many_ports_of_one_holder_are_one_line() -> None:
+    uses = []
+    with contextlib.ExitStack() as taken:
+        for n in range(6):
+            sock = taken.enter_context(socket.socket())
+            sock.bind(("127.0.0.1", 0))
+            sock.listen()
+            uses.append(PortUse(f"edge-{n}.tcp", "gateway.tcp_port", "127.0.0.1", sock.getsockname()[1]))
+        (told,) = in_the_way(uses)
+        assert "… (6 in all) are in use by " in told
+        assert f"(process {os.getpid()}); stop that, or move every port with `plato up --port-offset 1000`" in told
+        assert in_the_way(uses[:1]) == [blocked(uses[0])]
+    assert in_the_way(uses) == []
+
+
 def test_an_address_that_is_not_ours_is_named() -> None:
     told = blocked(PortUse("edge-0.tcp", "gateway.tcp_port", "203.0.113.9", 8900))
     assert told.startswith("gateway.tcp_port: cannot listen on 203.0.113.9:8900")
@@ -110,6 +127,40 @@ def test_the_lock_holds_off_a_second_one_and_names_the_first(tmp_path: Path) -> 
         with pytest.raises(LocalError, match=rf"already running in .* \(process {os.getpid()}\)"), folder.locked():
             pytest.fail("two hold the lock")
     assert folder.running() is None
+
+
+def test_a_folder_that_we_make_may_be_passed_and_one_that_was_there_keeps_its_mode(tmp_path: Path) -> None:
+    DataFolder(tmp_path / "a" / "new").prepare()
+    assert (tmp_path / "a" / "new").stat().st_mode & 0o777 == 0o711
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    empty.chmod(0o755)
+    (empty / "lost+found").mkdir()
+    folder = DataFolder(empty)
+    uid = folder.prepare()
+    assert folder.prepare() == uid
+    assert empty.stat().st_mode & 0o777 == 0o755
+    assert all(p.stat().st_mode & 0o077 == 0 for p in empty.iterdir() if p.name != "lost+found"), (
+        "what is ours is private"
+    )
+
+
+def test_a_folder_without_our_mark_is_left_alone(tmp_path: Path) -> None:
+    for name in ("e", "a", "c", "b"):
+        (tmp_path / name).touch()
+    with pytest.raises(LocalError, match=r"is not empty and not Plato's: it holds a, b, c, … and no plato.json"):
+        DataFolder(tmp_path).prepare()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_status_that_nobody_writes_any_more_does_not_say_up(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    folder.prepare()
+    with folder.locked():
+        for age_s, phase in ((1, "up"), (60, "silent for 60 s")):
+            told = {"supervisor_pid": os.getpid(), "phase": "up", "at": time.time() - age_s}
+            folder.status.write_text(json.dumps(told))
+            assert str((folder.read_status() or {})["phase"]).startswith(phase)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +300,12 @@ def test_each_process_gets_the_users_settings_with_its_own_ports(tmp_path: Path)
     assert all((folder.run / f"{name}.yaml").stat().st_mode & 0o077 == 0 for name in found), "they hold passwords"
 
 
+def test_what_a_user_sets_in_vain_is_named() -> None:
+    assert specs.overruled(settings()) == []
+    chosen = settings(database__uri="postgresql://x", store__url="redis://y", auth__keys_dir="k", gateway__workers=1)
+    assert specs.overruled(chosen) == ["auth.keys_dir", "database.uri", "store.url"]
+
+
 def test_no_variable_of_the_user_reaches_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLATO_STATE__PORT", "1")
     monkeypatch.setenv("PLATO_PROCESS__UID", "old")
@@ -272,7 +329,10 @@ class Kept:
         program = f"open({str(self.marker)!r}, 'a').write('x')\n{code}"
         self.admin = PortUse("plato-s0.admin", "state.admin_port", "127.0.0.1", _free_port())
         spec = specs.Spec("plato-s0", "state", (sys.executable, "-c", program), folder / "log", self.admin)
-        self.keeper = ServiceKeeper(spec, registry(folder), self.said.append, lambda: None)
+        self.died: list[tuple[str, str]] = []
+        self.keeper = ServiceKeeper(
+            spec, registry(folder), self.said.append, lambda: None, lambda name, how: self.died.append((name, how))
+        )
 
     @property
     def starts(self) -> int:
@@ -326,6 +386,7 @@ async def test_one_that_is_killed_comes_back_at_once_with_a_new_uid(tmp_path: Pa
         assert kept.keeper.pid != pid
         assert kept.keeper.restarts == 1
         assert not kept.said
+        assert kept.died == [("plato-s0", "signal 9")]
 
 
 async def test_one_that_was_stopped_stays_stopped_though_it_will_not_hear(tmp_path: Path) -> None:
@@ -383,6 +444,55 @@ async def test_a_program_that_is_not_there_says_so(tmp_path: Path) -> None:
     assert child.output().strip() == "cannot start /nowhere/postgres: No such file or directory"
 
 
+def test_a_loop_of_deaths_is_told_a_few_times_and_then_counted() -> None:
+    deaths = Deaths()
+    lines = [deaths.told("edge-0/worker-1", how(-9), 0.1 * n) for n in range(10)]
+    assert lines[0] == "edge-0/worker-1 ended (signal 9), started again"
+    assert lines[LINES_PER_WINDOW:] == [None] * (10 - LINES_PER_WINDOW)
+    assert deaths.told("plato-s0", how(1), 1.0) == "plato-s0 ended (exit code 1), started again", "each by itself"
+    told = deaths.told("edge-0/worker-1", "", WINDOW_S + 1)
+    assert told == "edge-0/worker-1 ended, after 7 more that were not told, started again"
+    assert deaths.told("edge-0/worker-1", "", WINDOW_S + 2) == "edge-0/worker-1 ended, started again"
+
+
+class OneServer(Server):
+    """A server that is a sleeping program, and answers or not as the test says."""
+
+    name = "postgres"
+    reply = True
+
+    async def spawn(self) -> Child:
+        self._child = Child([sys.executable, "-c", SLEEP], log=self.log)
+        return self._child
+
+    async def answers(self) -> bool:
+        return self.reply
+
+    def reason(self) -> str:
+        return ""
+
+
+async def test_a_server_that_hangs_or_has_no_room_does_not_count_as_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = OneServer(tmp_path, 1)
+    kept = keeper.ServerKeeper(server, lambda _: None, lambda: None, look_every_s=0.02)
+    kept.begin()
+    try:
+        await until(lambda: kept.ready, 20, "it does not serve")
+        server.reply = False
+        await until(lambda: not kept.ready, 20, "a hanging server counts as serving")
+        assert kept.why == "it does not answer"
+        server.reply = True
+        await until(lambda: kept.ready, 20, "it does not serve again")
+        monkeypatch.setattr(keeper, "FULL_DISK_BYTES", 1 << 62)
+        await until(lambda: not kept.ready, 20, "a full disk counts as serving")
+        assert kept.why.startswith("its disk is full: ")
+        assert kept.restarts == 0
+    finally:
+        await kept.end(5)
+
+
 # ── logs, pods, control, probe ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -433,7 +543,8 @@ def test_a_large_log_is_set_aside_at_a_start_and_cut_while_it_runs(
 
 def test_pids_of_a_gateway_are_followed_and_restarts_counted(tmp_path: Path) -> None:
     path = tmp_path / "pids.json"
-    watch = pods.PodWatch("edge-0", path)
+    died: list[tuple[str, str]] = []
+    watch = pods.PodWatch("edge-0", path, lambda name, how: died.append((name, how)))
     watch.look()
     assert watch.processes(True, "") == []
     me = os.getpid()
@@ -443,11 +554,17 @@ def test_pids_of_a_gateway_are_followed_and_restarts_counted(tmp_path: Path) -> 
     assert set(by_name) == {"edge-0/link", "edge-0/worker-0"}
     assert (by_name["edge-0/worker-0"]["ready"], by_name["edge-0/link"]["ready"]) == (True, False)
     assert by_name["edge-0/link"]["reason"] == "no shard"
-    path.write_text(json.dumps({"pod": 1, "link": os.getppid(), "workers": [me, me]}))
+    path.write_text(json.dumps({"pod": 1, "link": os.getppid(), "workers": [me, me], "ended": {"link": -9}}))
     os.utime(path, ns=(1, 1))
     watch.look()
     by_name = {e["name"]: e for e in watch.processes(True, "")}
     assert (by_name["edge-0/link"]["restarts"], by_name["edge-0/worker-0"]["restarts"]) == (1, 0)
+    assert died == [("edge-0/link", "signal 9")]
+    path.write_text(json.dumps({"pod": 2, "link": me, "workers": [me, me]}))
+    os.utime(path, ns=(3, 3))
+    watch.look()
+    assert died == [("edge-0/link", "signal 9")], "children of a dead gateway are told with it"
+    by_name = {e["name"]: e for e in watch.processes(True, "")}
     path.write_text("{")
     os.utime(path, ns=(2, 2))
     watch.look()

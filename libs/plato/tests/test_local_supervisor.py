@@ -15,6 +15,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import yaml
 from plato.local.child import Identity, launch_command
 from plato.local.cluster import ClusterEnded, LocalCluster
 from plato.local.folder import LocalError
@@ -168,6 +169,8 @@ def test_what_dies_is_started_again(cluster: LocalCluster, kind: str) -> None:
 
     until(again, 30, f"{victim['name']} was not started again")
     until(cluster.ready, 30, "the cluster is not whole again")
+    told = f"{victim['name']} ended (signal 9), started again"
+    until(lambda: told in cluster.output.read_text(), 5, cluster.output.read_text())
     after = record(cluster)
     assert after.slots == before.slots, "a restart must not assign slots anew"
     renewed = {name for name, uid in uids(after).items() if uid != uids(before)[name]}
@@ -193,13 +196,52 @@ def test_stopped_processes_stay_stopped_until_they_are_started(cluster: LocalClu
 
 @pytest.mark.parametrize(
     ("target", "words"),
-    [("worker", "belongs to a gateway"), ("edge-0/link", "belongs to a gateway"), ("edg", "is not known")],
+    [
+        ("worker", "belongs to a gateway"),
+        ("edge-0/link", "belongs to a gateway"),
+        (
+            "edg",
+            "edg is not known here; known: gateway, ipconfig, msg, postgres, state, valkey, plato-ipconfig-0, edge-0,",
+        ),
+    ],
 )
 def test_stop_of_what_cannot_be_stopped_says_why(cluster: LocalCluster, target: str, words: str) -> None:
     told = plato("stop", target, cluster=cluster)
     assert told.returncode == 1
     assert words in told.stderr
     assert told.stderr.count("\n") == 1
+
+
+def test_settings_and_migrate_of_a_running_cluster_are_its_own(cluster: LocalCluster) -> None:
+    shown = plato("settings", cluster=cluster)
+    assert shown.stdout.startswith(f"# in force in {cluster.data_dir}"), shown.stderr
+    read = yaml.safe_load(shown.stdout)
+    assert read["gateway"]["tcp_port"] == cluster.ports["edge-0.tcp"]
+    assert read["state"]["port"] == cluster.ports["plato-s0.grpc"]
+    assert read["msg"]["http_port"] == cluster.ports["plato-msg-0.http"]
+    assert read["ipconfig"]["port"] == cluster.ports["ipconfig"]
+    assert read["database"]["uri"].endswith(f":***@127.0.0.1:{cluster.ports['postgres']}/plato")
+    assert cluster.database_uri.split(":")[2].split("@")[0] not in shown.stdout
+    migrated = plato("db", "migrate", cluster=cluster)
+    assert f"127.0.0.1:{cluster.ports['postgres']}/plato" in migrated.stdout, migrated.stderr
+
+
+def test_doctor_in_a_second_folder_finds_one_cause(cluster: LocalCluster, tmp_path: Path) -> None:
+    until(cluster.ready, 30, "it was not whole before")
+    offset = str(cluster.settings.local.port_offset)
+    report = plato("doctor", "--port-offset", offset, "--data-dir", str(tmp_path / "other"))
+    bad = [line for line in report.stdout.splitlines() if line.startswith("BAD")]
+    assert len(bad) == 1, report.stdout
+    assert f"are in use by another Plato, in {cluster.data_dir}; stop it with" in bad[0]
+
+
+def test_a_server_of_ones_own_is_said_to_be_unused(tmp_path: Path) -> None:
+    other = LocalCluster.launch(tmp_path / "data", {"database.uri": "postgresql://x@h/y", "local.shards": 1})
+    try:
+        until(lambda: "not used here: database.uri; the embedded" in other.output.read_text(), 20, "nothing is said")
+    finally:
+        until(lambda: other.running or other._launched.poll() is not None, 20, "it does not start")  # type: ignore[union-attr]  # launched above
+        other.down()
 
 
 def test_doctor_finds_a_running_cluster_well(cluster: LocalCluster) -> None:

@@ -96,12 +96,16 @@ def test_every_key_says_what_it_is_for() -> None:
 
 
 BAD = {
-    "unknown-section": ("gatway: {}\n", {}, "gatway: unknown section; known here: .*gateway"),
-    "unknown-key": ("gateway: {tcp_prot: 1}\n", {}, "gateway.tcp_prot: unknown key; known here: .*tcp_port"),
+    "unknown-section": ("gatway: {}\n", {}, r"gatway: unknown section in .*plato.yaml; known here: .*gateway"),
+    "unknown-key": (
+        "gateway: {tcp_prot: 1}\n",
+        {},
+        r"gateway.tcp_prot: unknown key in .*plato.yaml; known here: .*tcp_port",
+    ),
     "wrong-type": (
         "gateway: {tcp_port: many}\n",
         {},
-        "gateway.tcp_port: 'many' cannot be used: .*valid integer.*; correct it in plato.yaml or PLATO_GATEWAY__TCP_PORT",
+        r"gateway.tcp_port: 'many' cannot be used: .*valid integer.*; correct it in /.*/plato.yaml$",
     ),
     "too-large": ("gateway: {tcp_port: 65536}\n", {}, "gateway.tcp_port: 65536 cannot be used: .*65535"),
     "not-among": ("log: {level: loud}\n", {}, "log.level: 'loud' cannot be used: .*debug"),
@@ -110,17 +114,27 @@ BAD = {
     "in-a-list": (
         "gateway: {ws_origins: [1]}\n",
         {},
-        "gateway.ws_origins.0: 1 cannot be used.*PLATO_GATEWAY__WS_ORIGINS",
+        r"gateway.ws_origins.0: 1 cannot be used.*; correct it in /.*/plato.yaml$",
     ),
-    "section-is-a-value": ("gateway: 5\n", {}, "gateway: 5 is no section"),
+    "section-is-a-value": ("gateway: 5\n", {}, r"gateway: 5 in /.*/plato.yaml is no section"),
     "file-is-a-list": ("- 1\n", {}, "must hold sections"),
     "no-yaml": ("gateway: {\n", {}, "is no YAML"),
     "number-as-a-key": ("1: {a: 2}\n", {}, "1: unknown section"),
     "number-as-an-inner-key": ("gateway: {1: 2}\n", {}, "gateway.1"),
-    "environment-section": ("", {"PLATO_NO__KEY": "1"}, "no: unknown section"),
-    "environment-key": ("", {"PLATO_GATEWAY__NO": "1"}, "gateway.no: unknown key"),
-    "environment-value": ("", {"PLATO_STATE__PORT": "x"}, "state.port: 'x' cannot be used.*PLATO_STATE__PORT"),
+    "environment-section": ("", {"PLATO_NO__KEY": "1"}, "no: unknown section in PLATO_NO__KEY;"),
+    "environment-key": ("", {"PLATO_GATEWAY__NO": "1"}, "gateway.no: unknown key in PLATO_GATEWAY__NO;"),
+    "environment-value": (
+        "",
+        {"PLATO_STATE__PORT": "x"},
+        "state.port: 'x' cannot be.*; correct it in PLATO_STATE__PORT$",
+    ),
     "environment-json": ("", {"PLATO_GATEWAY__WS_ORIGINS": "[1"}, "gateway.ws_origins: '.1' cannot be used"),
+    "twice": (
+        "gateway: {tcp_port: 1}\nlog: {level: info}\ngateway: {ws_port: 2}\n",
+        {},
+        r"settings file /.*/plato.yaml: gateway is written twice, again in line 3; leave one of the two",
+    ),
+    "key-twice": ("gateway:\n  tcp_port: 1\n  tcp_port: 2\n", {}, "tcp_port is written twice, again in line 3"),
     "two-at-once": ("gateway: {tcp_port: x, ws_port: y}\n", {}, "gateway.tcp_port.*and 1 more"),
 }
 
@@ -142,6 +156,18 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="is no YAML"):
         load(binary, environ={})
+
+
+def test_a_bad_flag_is_called_as_the_user_wrote_it() -> None:
+    with pytest.raises(SettingsError, match=r"local.port_offset: -1 cannot be used: .*; correct it in --port-offset$"):
+        load(environ={}, flags={"local.port_offset": -1}, flag_names={"local.port_offset": "--port-offset"})
+
+
+def test_an_empty_variable_counts_as_unset(tmp_path: Path) -> None:
+    path = written(tmp_path, "store: {key_prefix: a}\n")
+    settings = load(path, environ={"PLATO_LOCAL__DATA_DIR": "", "PLATO_STORE__KEY_PREFIX": "", "PLATO_NO__KEY": ""})
+    assert settings.local.data_dir is None
+    assert settings.store.key_prefix == "a"
 
 
 def test_a_flag_without_a_section_is_refused() -> None:

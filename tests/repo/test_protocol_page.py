@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -13,7 +14,11 @@ from plato.core.codes import Code
 from plato.core.conversations import dialogue_id
 from plato.core.frames import DEFAULT_LIMIT_BYTES, pack
 from plato.runtime.settings import Settings
+from plato.topology.record import Gateway
 from plato.wire.v1 import client_pb2 as pb
+from plato_gateway import downlink
+from plato_gateway.core import websocket
+from plato_ipconfig import app as ipconfig
 
 from tests.repo.tracked import text
 
@@ -108,6 +113,42 @@ def test_the_timers_and_limits() -> None:
     assert f"port {names.GATEWAY_WS_PORT}, path `{names.WS_PATH}`" in PAGE
     assert f"(port {names.IPCONFIG_PORT})" in PAGE
     assert f"`{dialogue_id('alice', 'bob')}`" in PAGE
+
+
+def test_the_statuses_of_a_websocket() -> None:
+    refused, closed = tables(section("### WebSocket: refusals and closes"))
+    said = {int(status) for row in refused for status in row[0].split(", ")}
+    key = (b"sec-websocket-key", b"AAAAAAAAAAAAAAAAAAAAAA==")
+    asks = [(b"connection", b"upgrade"), (b"upgrade", b"websocket"), (b"sec-websocket-version", b"13")]
+    judged = [
+        websocket.upgrade(b"GET", b"/other", [*asks, key], names.WS_PATH, ()),
+        websocket.upgrade(b"POST", b"/ws", [*asks, key], names.WS_PATH, ()),
+        websocket.upgrade(b"GET", b"/ws", [key], names.WS_PATH, ()),
+        websocket.upgrade(b"GET", b"/ws", asks, names.WS_PATH, ()),
+        websocket.upgrade(b"GET", b"/ws", [*asks, key, (b"origin", b"https://a.example")], names.WS_PATH, ()),
+    ]
+    assert [answer.status for answer in judged] == [404, 405, 426, 400, 403]
+    assert said == {answer.status for answer in judged} | {503, 408, 431}, "the last three: tests of the gateway"
+    numbers = {row[0]: row[1] for row in closed}
+    own = [websocket.NORMAL, websocket.GOING_AWAY, websocket.PROTOCOL_ERROR, websocket.UNSUPPORTED, websocket.TOO_BIG]
+    assert list(numbers) == [*map(str, own), f"{websocket.APPLICATION} + code"]
+    for code, status in downlink._WS_STATUS.items():
+        assert code.name in numbers[str(status)]
+    for name, status in re.findall(r"(\d{4}) ([A-Z_]+)", numbers["4000 + code"]):
+        assert int(name) == websocket.APPLICATION + Code[status]
+
+
+def test_the_list_of_gateways() -> None:
+    part = section("### Finding a gateway")
+    block = re.search(r"```json\n(.*?)\n```", part, re.DOTALL)
+    assert block
+    (entry,) = json.loads(block[1])["data"]
+    assert entry == ipconfig._entry("edge-0", Gateway("uid", 0, 2, (), "203.0.113.7", 8900, 8901, "x:1"))
+    statuses = {row[0]: row[1] for row in tables(part)[0]}
+    assert set(statuses) == {"401", "503"}
+    assert statuses["503"] == str(int(Code.UNAVAILABLE))
+    tokens = (Code.TOKEN_EXPIRED, Code.TOKEN_NOT_YET_VALID, Code.TOKEN_INVALID)
+    assert statuses["401"] == ", ".join(str(int(c)) for c in tokens)
 
 
 def cmd(kind: pb.CmdType.ValueType, inner: object, run: int = 0, push_no: int = 0) -> bytes:

@@ -81,6 +81,8 @@ def merged(base: dict[str, Any], path: str, value: object) -> dict[str, Any]:
 
 
 def refused(namespace: str, given: dict[str, Any], *words: str) -> None:
+    """Fails unless the API server refuses `given` with all of these words."""
+    """A resource of plato.im as an object."""
     result = kubectl("-n", namespace, "apply", "--dry-run=server", "-f", "-", given=given)
     assert result.returncode != 0, f"taken: {given}"
     for word in words:
@@ -88,6 +90,7 @@ def refused(namespace: str, given: dict[str, Any], *words: str) -> None:
 
 
 def test_the_smallest_cluster_is_taken_and_gets_its_defaults(namespace: str) -> None:
+    """Twelve lines are enough; a part that is given in part gets the rest of its defaults."""
     made = json.loads(
         done("-n", namespace, "apply", "--dry-run=server", "-o", "json", "-f", "-", given=resource("PlatoCluster", CLUSTER))
     )  # fmt: skip
@@ -123,6 +126,7 @@ def test_the_smallest_cluster_is_taken_and_gets_its_defaults(namespace: str) -> 
     ],
 )
 def test_a_wrong_cluster_is_refused_in_words(namespace: str, path: str, value: object, word: str) -> None:
+    """The message names the field or says what to do."""
     refused(namespace, resource("PlatoCluster", merged(CLUSTER, path, value)), word)
 
 
@@ -141,6 +145,7 @@ def test_a_wrong_cluster_is_refused_in_words(namespace: str, path: str, value: o
     ],
 )
 def test_what_a_cluster_may_be_is_taken_and_kept(namespace: str, path: str, value: object) -> None:
+    """Nothing of it is pruned."""
     given = resource("PlatoCluster", merged(CLUSTER, path, value))
     made = json.loads(done("-n", namespace, "apply", "--dry-run=server", "-o", "json", "-f", "-", given=given))
     at = made["spec"]
@@ -152,6 +157,7 @@ def test_what_a_cluster_may_be_is_taken_and_kept(namespace: str, path: str, valu
 
 
 def test_names_are_bounded_since_other_names_are_made_of_them(namespace: str) -> None:
+    """Pods, Services and labels get longer names."""
     refused(namespace, resource("PlatoCluster", CLUSTER, "a" * 31), "at most 30 characters")
     refused(namespace, resource("PlatoCluster", CLUSTER, "1a"), "must begin with a letter")
     pool = {"clusterRef": {"name": "demo"}}
@@ -173,10 +179,12 @@ def test_names_are_bounded_since_other_names_are_made_of_them(namespace: str) ->
     ],
 )
 def test_a_wrong_pool_is_refused(namespace: str, path: str, value: object, word: str) -> None:
+    """Bounds and rules of a GatewayPool; no reference crosses namespaces."""
     refused(namespace, resource("GatewayPool", merged({"clusterRef": {"name": "demo"}}, path, value)), word)
 
 
 def test_o19_what_cannot_change_says_so(namespace: str) -> None:
+    """Each immutable field, with a message a person acts upon; others change."""
     done("-n", namespace, "apply", "-f", "-", given=resource("PlatoCluster", CLUSTER, "fixed"))
     for path, value, words in [
         ("bus.partitions", 128, "bus.partitions cannot be changed"),
@@ -202,6 +210,7 @@ def test_o19_what_cannot_change_says_so(namespace: str) -> None:
 
 
 def test_o09_scaling_a_pool_survives_another_apply(namespace: str) -> None:
+    """A manifest without replicas leaves them to /scale, which also tells the selector."""
     pool = resource("GatewayPool", {"clusterRef": {"name": "demo"}}, "scaled")
     apply = ("-n", namespace, "apply", "--server-side", "--field-manager=gitops", "-f", "-")
     done(*apply, given=pool)
@@ -217,6 +226,7 @@ def test_o09_scaling_a_pool_survives_another_apply(namespace: str) -> None:
 
 
 def test_columns_explain_and_the_category(namespace: str) -> None:
+    """What kubectl shows to people."""
     done("-n", namespace, "apply", "-f", "-", given=resource("PlatoCluster", CLUSTER, "shown"))
     ready = {
         "type": "Ready", "status": "True", "reason": "Serving", "message": "ok", "observedGeneration": 1,

@@ -63,6 +63,7 @@ def namespace() -> Iterator[str]:
 
 
 def resource(kind: str, spec: dict[str, Any], name: str = "demo") -> dict[str, Any]:
+    """A resource of plato.im as an object."""
     return {"apiVersion": "plato.im/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
@@ -82,7 +83,6 @@ def merged(base: dict[str, Any], path: str, value: object) -> dict[str, Any]:
 
 def refused(namespace: str, given: dict[str, Any], *words: str) -> None:
     """Fails unless the API server refuses `given` with all of these words."""
-    """A resource of plato.im as an object."""
     result = kubectl("-n", namespace, "apply", "--dry-run=server", "-f", "-", given=given)
     assert result.returncode != 0, f"taken: {given}"
     for word in words:

@@ -95,7 +95,7 @@ def _up(here: Layout, _: argparse.Namespace) -> None:
                 return
             if any(daemon.pid for daemon in daemons(here)):
                 raise TestbedError(
-                    f"it runs, but not whole: {', '.join(dead)} ended. `make testbed-down` first, then up again"
+                    f"it runs, but not whole: {', '.join(dead)}. `make testbed-down` first, then up again"
                 )
             print("removing what an earlier run left", flush=True)
             teardown.down(here)
@@ -130,13 +130,13 @@ def _start(here: Layout, programs: dict[str, Path]) -> None:
 
 
 def _dead(here: Layout) -> list[str]:
-    """Names of the daemons that should run and do not; an unfinished start counts as one."""
+    """What should run and does not, in words."""
     known = daemons(here)
-    dead = [daemon.name for daemon in known if daemon.pid is None]
+    dead = [f"{daemon.name} ended" for daemon in known if daemon.pid is None]
     finished = {"kube-apiserver", *(f"{names.name}-kube-proxy" for names in here.nodes)} <= {
         daemon.name for daemon in known
     }
-    return dead if finished else [*dead, "the start"]
+    return dead if finished else [*dead, "its start did not finish"]
 
 
 def _say_how(here: Layout) -> None:

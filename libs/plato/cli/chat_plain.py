@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Final, TextIO
 
-from plato.cli.transcript import one_line
+from plato.cli.transcript import one_line, state_words
 from plato.client import Client, ClientError, Message, OutboxFull, Phase, Refused, Sent, Stopped
 
 AHEAD: Final = 256
@@ -40,14 +40,23 @@ class PlainChat:
         self._err = err
         self._shown_seq = 0
         self._settled_seq = 0
+        self._refused = False  # something that was typed will never be sent
+        self._following: set[asyncio.Task[None]] = set()  # messages whose outcome is not known yet
 
     async def run(self, lines: AsyncIterator[str], stop: asyncio.Event) -> int:
-        """Until `stop`, the end of the input, or a final code. Returns the exit code."""
+        """Until `stop`, the end of the input, or a final code.
+
+        Returns 0; or 1: a final code ended it, or the input ended and not all of it has its place.
+        """
         writing = asyncio.create_task(self._write(lines))
         ending = [writing, asyncio.create_task(self._show()), asyncio.create_task(stop.wait())]
         telling = asyncio.create_task(self._tell_states())
         try:
-            await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((*ending, telling), return_when=asyncio.FIRST_COMPLETED)
+            if done == {telling} and telling.exception() is None:  # it has told that the client stopped
+                done, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # what nobody expected ends the chat, and is told
             if stop.is_set():
                 return 0
             if self._client.state.phase is Phase.STOPPED:
@@ -70,14 +79,22 @@ class PlainChat:
             pass  # the state said why
 
     async def _tell_states(self) -> None:
-        told = ""
+        told, offline = "", False
         async for state in self._client.states():
-            if str(state) != told:
-                told = str(state)
+            if state.phase is Phase.OFFLINE:
+                if self._client.next_try_s is None:
+                    continue  # it tries already
+                offline = True
+            elif offline and state.phase in (Phase.CONNECTING, Phase.LOGGING_IN):
+                continue  # one line says that an outage began, one that it is over
+            else:
+                offline = False
+            words = state_words(state, None)
+            if words != told:
+                told = words
                 self._note(told)
 
     async def _write(self, lines: AsyncIterator[str]) -> int:
-        following: set[asyncio.Task[None]] = set()
         try:
             async for line in lines:
                 while True:
@@ -91,24 +108,26 @@ class PlainChat:
                         continue
                     except Refused as e:
                         self._note(f"not sent: {e}")
+                        self._refused = True
                         break
                     except Stopped:
                         return 1
                     task = asyncio.create_task(self._follow(sent, line))
-                    following.add(task)
-                    task.add_done_callback(following.discard)
+                    self._following.add(task)
+                    task.add_done_callback(self._following.discard)
                     break
             return await self._settle()
         finally:
-            for task in list(following):
+            for task in list(self._following):
                 task.cancel()
-            await asyncio.gather(*following, return_exceptions=True)
+            await asyncio.gather(*self._following, return_exceptions=True)
 
     async def _follow(self, sent: Sent, line: str) -> None:
         try:
             self._settled_seq = max(self._settled_seq, (await sent.settled()).seq)
         except Refused as e:
             self._note(f"refused: {e}: {one_line(line)}")
+            self._refused = True
         except ClientError:
             pass  # the state said why, and the outbox keeps it
 
@@ -117,8 +136,9 @@ class PlainChat:
         deadline = asyncio.get_running_loop().time() + LINGER_S
         while True:
             left = len(self._client.unsettled(self._conversation_id))
-            if not left and self._shown_seq >= self._settled_seq:
-                return 0
+            # The outbox is empty a moment before the outcome of its last message is told.
+            if not left and not self._following and self._shown_seq >= self._settled_seq:
+                return 1 if self._refused else 0
             if asyncio.get_running_loop().time() > deadline:
                 self._note(f"{left} messages are not settled yet; the next chat goes on with them")
                 return 1

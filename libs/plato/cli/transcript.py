@@ -1,16 +1,18 @@
-"""What a chat shows: stored messages by seq, then own ones on their way, each with its tick. Pure.
+"""What a chat shows: stored messages by seq, then own ones on their way, each with its tick; and the connection. Pure.
 
 Memory: `KEPT` stored messages; the outbox is bounded by the client.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import Final
 
-from plato.client import Delivery, Message
+from plato.client import Delivery, Message, Phase, State
+from plato.core.codes import Action, Code, action
 from plato.core.codes import text as code_text
 
 KEPT: Final = 1_000
@@ -19,8 +21,10 @@ _TICKS: Final = {Delivery.QUEUED: "…", Delivery.ACCEPTED: "✓", Delivery.STOR
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One message as it is shown. time: "HH:MM:SS" or "". tick: "" for foreign messages."""
+    """One message as it is shown. day, time ("HH:MM:SS"): local; None and "" before it has its place. tick: "" for foreign
+    messages."""
 
+    day: date | None
     time: str
     who: str
     text: str
@@ -42,11 +46,40 @@ def one_line(text: str) -> str:
 
 def line_of(message: Message) -> Line:
     """One message as a line."""
-    when = datetime.fromtimestamp(message.server_at_ms / 1000).strftime("%H:%M:%S") if message.server_at_ms else ""
+    when = datetime.fromtimestamp(message.server_at_ms / 1000) if message.server_at_ms else None
     tick = _TICKS[message.delivery] if message.mine else ""
     if message.delivery is Delivery.REFUSED:
         tick += f" {code_text(message.code)}"
-    return Line(when, message.from_user, printable(message.text), tick, message.mine)
+    day, clock = (when.date(), when.strftime("%H:%M:%S")) if when else (None, "")
+    return Line(day, clock, printable(message.from_user), printable(message.text), tick, message.mine)
+
+
+def new_days(lines: Iterable[Line], today: date) -> list[date | None]:
+    """For each line the day that is to be announced above it, or None. Today needs no word until another day was shown."""
+    shown, found = today, list[date | None]()
+    for line in lines:
+        changed = line.day is not None and line.day != shown
+        found.append(line.day if changed else None)
+        shown = line.day or shown
+    return found
+
+
+def state_words(state: State, next_try_s: float | None) -> str:
+    """The connection in words for its user. A code is told where it says something to them; most words are for programs."""
+    match state.phase:
+        case Phase.ONLINE:
+            return str(state)
+        case Phase.OFFLINE:
+            when = "trying again" if next_try_s is None else f"next try in {max(1, math.ceil(next_try_s))} s"
+            if state.code == Code.GATEWAY_FULL:
+                return f"offline, {when}: the platform is full"
+            return f"offline, {when}" + (f": {state.reason}" if action(state.code or 0) is Action.LOGIN else "")
+        case Phase.STOPPED if state.code == Code.REPLACED:
+            return f"stopped: {state.reason}; a second chat of the same user needs --device NAME"
+        case Phase.STOPPED if state.reason:
+            return f"stopped: {state.reason}"
+        case _:
+            return str(state.phase.value)
 
 
 class Transcript:

@@ -6,6 +6,7 @@ One real cluster with short timers for all of them; each row looks at the gatewa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import struct
@@ -147,6 +148,14 @@ async def test_m10_half_dropped_half_closed_leave_nothing(fault_cluster: LocalCl
     await before.again(fault_cluster, 8 * MIB)
 
 
+async def beat_on(raw: Raw) -> None:
+    """Sends heartbeats and reads no answer, until the socket is gone."""
+    with contextlib.suppress(OSError):
+        while True:
+            await raw.send(wire.HEARTBEAT, wire.HeartbeatMsg(Head=wire.HeartbeatMsgHead()))
+            await asyncio.sleep(HEARTBEAT_S / 2)
+
+
 async def test_m11_a_slow_reader_is_closed_and_pulls_the_rest(fault_cluster: LocalCluster, tmp_path: Path) -> None:
     """2,000 messages of 8 KB instead of 100,000 of 1 KB: past the cap and both kernels' buffers all the same."""
     count, size = 2_000, 8 * 1024
@@ -162,6 +171,8 @@ async def test_m11_a_slow_reader_is_closed_and_pulls_the_rest(fault_cluster: Loc
     async with Raw(reader, writer) as slow:
         await slow.enter(token, 1111)
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport has it
+        # It beats all the while: it is slow, not silent.
+        beating = asyncio.create_task(beat_on(slow))
         async with (
             person(fault_cluster, "m11-writer", tmp_path / "writer") as sender,
             person(fault_cluster, "m11-one", tmp_path / "one") as one,
@@ -186,6 +197,7 @@ async def test_m11_a_slow_reader_is_closed_and_pulls_the_rest(fault_cluster: Loc
                 return looking.metric(fault_cluster, "edge-0", "plato_gateway_slow_closed_total") > slow_before
 
             await until(closed, 20, "the slow reader was not closed")
+        beating.cancel()
         writer.transport.resume_reading()  # type: ignore[attr-defined]  # a socket's transport has it
         last = (await slow.ended(20))[-3:]
         codes = [wire.ErrorMsg.FromString(cmd.Payload).code for cmd in last if cmd.Type == wire.ERROR]

@@ -56,6 +56,8 @@ class Pod:
         """`arguments` are those that give a child its settings."""
         self._run_dir = settings.gateway.run_dir
         self._log = logs.get("pod")
+        self._pids_stale = False
+        """pids.json could not be written; it is tried again each second."""
         base = [sys.executable, "-m", "plato_gateway", *arguments, "--pod-pid", str(os.getpid())]
         self._workers = [
             _Child(f"worker {k}", [*base, "--role", "worker", "--index", str(k)])
@@ -71,6 +73,8 @@ class Pod:
         code = 0
         while True:
             self._start_due()
+            if self._pids_stale:
+                self._write_pids()
             taken = signal.sigtimedwait(wanted, self._wait_s())
             if taken is not None and taken.si_signo != signal.SIGCHLD:
                 break
@@ -144,13 +148,19 @@ class Pod:
                 process.wait()
 
     def _write_pids(self) -> None:
-        write_pids(
-            self._run_dir,
-            os.getpid(),
-            self._link.process.pid if self._link.process is not None else 0,
-            [c.process.pid if c.process is not None else 0 for c in self._workers],
-            {c.role.replace(" ", "-"): c.ended_code for c in self._children() if c.ended_code is not None},
-        )
+        try:
+            write_pids(
+                self._run_dir,
+                os.getpid(),
+                self._link.process.pid if self._link.process is not None else 0,
+                [c.process.pid if c.process is not None else 0 for c in self._workers],
+                {c.role.replace(" ", "-"): c.ended_code for c in self._children() if c.ended_code is not None},
+            )
+            self._pids_stale = False
+        except OSError as e:  # the file is for display: a full disk must not cost the sockets
+            if not self._pids_stale:
+                self._log.warning("pids.json cannot be written", error=str(e))
+            self._pids_stale = True
 
 
 def write_pids(run_dir: Path, pod: int, link: int, workers: list[int], ended: dict[str, int]) -> None:

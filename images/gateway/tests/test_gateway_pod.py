@@ -211,6 +211,21 @@ async def test_a_killed_worker_closes_its_sockets_and_is_replaced(pod: RunningPo
         writer.close()
 
 
+async def test_a_pods_list_of_processes_that_cannot_be_written_costs_no_socket(pod: RunningPod) -> None:
+    reader, writer = await pod.connect()
+    link, workers = pod.pids["link"], pod.pids["workers"]
+    in_the_way = pod.settings.gateway.run_dir / "pids.json.new"
+    in_the_way.mkdir()  # as bad as a full disk: the file cannot be written
+    os.kill(link, signal.SIGKILL)
+    assert await echo(reader, writer, b"after") == b"after+"
+    assert pod.process.poll() is None
+    in_the_way.rmdir()
+    await until(lambda: pod.pids["link"] not in (0, link), "the list is written when it can be")
+    assert pod.pids["workers"] == workers
+    assert pod.pids["ended"] == {"link": -signal.SIGKILL}
+    writer.close()
+
+
 async def test_a_killed_pod_leaves_no_process(pod: RunningPod) -> None:
     _, writer = await pod.connect()
     pids = pod.pids

@@ -5,15 +5,30 @@ Ids are text (JavaScript and many log stores cut 64-bit numbers), trace ids hex.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _AS_TEXT = ("conn_id", "msg_id", "by_conn_id", "old_conn_id")
+
+
+class _Unfailing:
+    """Standard error, except that a full disk or a closed pipe loses lines instead of raising where something was to be
+    told: a process whose logs cannot be written serves on."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 def configure(process: str, level: str = "info") -> None:
@@ -28,7 +43,7 @@ def configure(process: str, level: str = "info") -> None:
             structlog.processors.JSONRenderer(ensure_ascii=False),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Unfailing())),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(process=process)

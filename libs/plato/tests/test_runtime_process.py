@@ -66,7 +66,7 @@ def end(service: subprocess.Popen[str], number: int | None = None) -> tuple[int,
         assert service.stdout.readline() == "up\n"
         service.send_signal(number)
     _, err = service.communicate(timeout=30)
-    return service.returncode, err.splitlines()
+    return service.returncode, (err or "").splitlines()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -90,6 +90,19 @@ def test_logs_are_json_with_ids_as_text_and_traces_as_hex() -> None:
         "trace_id": "01ff",
         "user": "ü",
     }
+
+
+def test_logs_that_cannot_be_written_end_nothing() -> None:
+    with Path("/dev/full").open("w") as full:
+        service = subprocess.Popen(
+            [sys.executable, "-c", _SERVICE],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            env={**os.environ, "PLATO_PROCESS__NAME": "x"},
+            cwd="/",
+        )
+        assert end(service, signal.SIGTERM)[0] == 0
 
 
 def test_the_level_is_a_setting() -> None:

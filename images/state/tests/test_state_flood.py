@@ -71,7 +71,7 @@ async def test_a_flood_of_any_type_blocks_nobody_and_ends_its_own_connection(kin
             await flood(link, bad.conn_id, KINDS[kind], 60_000, settle=False)
             assert (await good.heartbeat()).code == Code.OK
             await until(lambda: any(r.closes for r in bad.got))
-            assert worst_s() < 0.05, "some pieces' time at most, on a slow machine too"
+            assert worst_s() < 0.5, "some pieces' time at most, on a slow machine too"
         connection = state.shard.connections.get(bad.conn_id)
         assert connection is not None
         assert connection.phase is Phase.WAITING, "the session may resume"

@@ -44,7 +44,10 @@ TOLD_BACKOFF_MAX_MS: Final = 30_000
 HURRY_MS: Final = 1_000
 """Rounds that `hurry` begins are at least so far apart, however often it is called."""
 STAYED_MS: Final = 2_000
-"""A connection that stayed this long counts as a success: the next loss begins its back-off anew."""
+"""A connection that stayed this long counts as a success."""
+BRIEF_FREE: Final = 4
+"""So many in a row may not stay before the next one is put off: gateways that die one after another are no fault of the
+one that is tried next, but who lets us in and throws us out again and again is to be spared."""
 HELLOS_PER_LINK: Final = 3
 VERSION: Final = "plato-python/1"
 CONNECTION_STOP_MAX: Final = 419
@@ -113,7 +116,8 @@ class Machine:
         self._step = Step.WAITING
         self._until_ms = 0  # WAITING, CONNECTING: when it is over
         self._address: str | None = None
-        self._attempts = 0  # failed rounds, or connections that did not stay, in a row
+        self._attempts = 0  # failed rounds in a row
+        self._brief = 0  # connections in a row that did not stay
         self._round_ms = -HURRY_MS  # when the last round began
         self._told = False  # a code came in this round
         self._live_since_ms = 0
@@ -369,11 +373,11 @@ class Machine:
             self._next_gateway(now_ms)
         else:
             delay_ms = int(self._chance() * self.timing.reconnect_delay_ms)
-            if now_ms - self._live_since_ms >= STAYED_MS:
-                self._attempts = 0
-            else:
-                delay_ms += jittered_ms(BACKOFF_MIN_MS, TOLD_BACKOFF_MAX_MS, self._attempts, self._chance)
-                self._attempts += 1
+            self._attempts = 0
+            self._brief = 0 if now_ms - self._live_since_ms >= STAYED_MS else self._brief + 1
+            if self._brief > BRIEF_FREE:
+                more = self._brief - BRIEF_FREE - 1
+                delay_ms += jittered_ms(BACKOFF_MIN_MS, TOLD_BACKOFF_MAX_MS, more, self._chance)
             self._wait(now_ms, delay_ms)
 
     def _end_session(self) -> None:

@@ -42,7 +42,10 @@ ADDRESSED = (
     "tests/mutants",
 )
 LONGEST_FILE_LINES = 600
-LONGER = {"images/state/plato_state/core/session.py": 800}  # all transitions of one machine stand in one file
+LONGER = {  # all transitions of one machine stand in one file
+    "images/state/plato_state/core/session.py": 800,
+    "libs/plato/client/core/session.py": 700,
+}
 
 
 @pytest.mark.parametrize("name", ADDRESSED)

@@ -29,10 +29,8 @@ WRITERS = {"w0": ("edge-0",), "w1": ("edge-1",)}
 """Two more who know one gateway only, so that one of them stays connected in each round."""
 ROUNDS = 4
 BACK_WITHIN_S = 2.0
-"""What is promised beyond the random delay, and printed."""
-NOISE_S = 3.0
-"""What a machine that does other work besides may add before the test says that the promise is broken."""
-SHOWN_WITHIN_S = 10.0
+"""What is promised beyond the random delay."""
+SHOWN_WITHIN_S = 5.0
 
 
 @contextlib.contextmanager
@@ -101,7 +99,7 @@ async def test_clients_of_a_dead_gateway_come_back_through_the_other(
             late = sum(back > delay_s + BACK_WITHIN_S for back in backs)
             span = f"{min(backs):.2f} to {max(backs):.2f} s"
             lines.append(f"  {dead} dead: all {CLIENTS} back via {other} after {span}, {late} later than promised")
-            assert max(backs) <= delay_s + BACK_WITHIN_S + NOISE_S
+            assert max(backs) <= delay_s + BACK_WITHIN_S
         assert await crowd.rest(30.0)
         findings = check(await crowd.history(lambda: looking.rows(cluster), looking.stored))
     with capsys.disabled():

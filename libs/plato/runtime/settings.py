@@ -43,12 +43,30 @@ class ProcessSettings(_Section):
 
     name: str = Field("", description="Name in the topology, e.g. plato-s0, edge-0, plato-msg-0.")
     uid: str = Field("", description="Unique per start; the topology's record must name it before it serves.")
+    pod_ip: str = Field("", description="The pod's own address, by the downward API; empty outside of Kubernetes.")
+    admin_tokens_dir: Path | None = Field(
+        None,
+        description="Each file in it is one bearer token that may read /v1/report; unset: loopback may, without one.",
+    )
 
 
 class TopologySettings(_Section):
-    """Where the topology is read."""
+    """Where the topology is read: from a file, or, with config_map, from Kubernetes by a watch of that one object."""
 
-    path: Path = Field(Path("topology.json"), description="File that holds the topology record.")
+    path: Path = Field(
+        Path("topology.json"),
+        description="File that holds the topology record; with config_map: keeps the newest one for the next start.",
+    )
+    config_map: str = Field(
+        "",
+        pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$",
+        description="Name of the ConfigMap, e.g. plato-topology; empty: the file is read.",
+    )
+    namespace: str = Field(
+        "",
+        pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$",
+        description="Namespace of the ConfigMap; empty: the pod's own.",
+    )
 
 
 class AuthSettings(_Section):
@@ -93,6 +111,15 @@ class GatewaySettings(_Section):
     )
     ws_origins: tuple[str, ...] = Field((), description="Origins that browsers may come from; empty: any loopback.")
     run_dir: Path = Field(Path("run"), description="Folder of the worker-link socket.")
+    drain_pace_per_s: int = Field(
+        200, ge=1, le=10_000, description="Clients sent elsewhere per second after a SIGTERM that no order came before."
+    )
+    drain_deadline_s: int = Field(
+        300, ge=1, le=3_540, description="After a SIGTERM: what is left then is closed, so that the pod ends in time."
+    )
+    drain_settle_s: int = Field(
+        5, ge=0, le=300, description="After a SIGTERM: wait until the lists of gateways leave this one out."
+    )
 
 
 class StateSettings(_Section):
@@ -200,6 +227,17 @@ class BusSettings(_Section):
     )
 
 
+class TlsSettings(_Section):
+    """Certificates: tls.crt, tls.key and ca.crt in each folder; read again when they change."""
+
+    internal_dir: Path | None = Field(
+        None, description="Of gRPC between the parts (both sides show it) and the admin ports; unset: plain text."
+    )
+    client_dir: Path | None = Field(
+        None, description="Of the gateways' TCP and WebSocket ports; unset: plain text."
+    )
+
+
 class LogSettings(_Section):
     """Logs."""
 
@@ -233,6 +271,7 @@ class Settings(_Section):
     database: DatabaseSettings = DatabaseSettings()
     store: StoreSettings = StoreSettings()
     bus: BusSettings = BusSettings()
+    tls: TlsSettings = TlsSettings()
     log: LogSettings = LogSettings()
     local: LocalSettings = LocalSettings()
 

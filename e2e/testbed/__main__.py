@@ -113,7 +113,7 @@ def _up(here: Layout, _: argparse.Namespace) -> None:
 
 def _start(here: Layout, programs: dict[str, Path]) -> None:
     teardown.claim(here)
-    for module in (binaries.KUBE, binaries.COREDNS):
+    for module in (binaries.KUBE, binaries.COREDNS, binaries.HELM):
         for program in module.programs:
             (here.bin / program).symlink_to(programs[module.name] / program)
     images.pack(programs["images"] / "pause", images.PAUSE, here.images / "pause.tar")

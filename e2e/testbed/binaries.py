@@ -22,6 +22,7 @@ from e2e.testbed.machine import check_go
 
 SOURCE: Final = Path(__file__).resolve().parent / "go"
 KUBERNETES_VERSION: Final = "1.37.2"
+HELM_VERSION: Final = "4.3.2"
 KEPT: Final = 2
 _VERSION_IN: Final = "k8s.io/component-base/version"
 _MAJOR, _MINOR, _ = KUBERNETES_VERSION.split(".")
@@ -108,8 +109,11 @@ KUBE: Final = Module(
     _KUBERNETES_LDFLAGS,
 )
 COREDNS: Final = Module("coredns", ("plato.im/testbed/coredns",))
+HELM: Final = Module(
+    "helm", ("helm.sh/helm/v4/cmd/helm",), f"-s -w -X helm.sh/helm/v4/internal/version.version=v{HELM_VERSION}"
+)
 IMAGES: Final = Module("images", ("plato.im/testbed/images/pause", "plato.im/testbed/images/box"))
-MODULES: Final = (KUBE, COREDNS, IMAGES)
+MODULES: Final = (KUBE, COREDNS, HELM, IMAGES)
 
 
 def provide(layout: Layout, module: Module) -> Path:

@@ -33,6 +33,8 @@ LABEL_SHARD: Final = "plato.im/shard"
 
 ANNOTATION_INPUT_HASH: Final = "plato.im/input-hash"
 """On a pod template: hash of the inputs that it was rendered from."""
+ANNOTATION_VERSION: Final = "plato.im/version"
+"""On a pod template: the version that the spec asked for, whatever image an override names."""
 ANNOTATION_RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
 ANNOTATION_DRAIN: Final = "plato.im/drain"
 """On a gateway pod, put by a person: drain it; removing it cancels."""

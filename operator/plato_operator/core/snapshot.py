@@ -69,7 +69,8 @@ class Pod:
     """A pod of the cluster.
 
     owner is the pool or shard (empty for msg and ipconfig), ordinal its number there. running: its main container runs
-    now. gate: the condition plato.im/serving, None while unset. delete_at_ms: when a deleted pod is killed.
+    now. gate: the condition plato.im/serving, None while unset. delete_at_ms: when a deleted pod is killed. version: its
+    annotation plato.im/version.
     """
 
     name: str
@@ -93,13 +94,15 @@ class Pod:
     drain_asked: bool = False
     unschedulable: str = ""
     endpoint: Endpoint | None = None
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
     """A child object as it is. input_hash: annotation on the object; template_hash: on its pod template.
 
-    observed: its controller has seen the newest spec. ready and updated count pods (Deployments).
+    observed: its controller has seen the newest spec. ready and updated count pods (Deployments), succeeded and failed too
+    (Jobs).
     """
 
     kind: str
@@ -113,6 +116,8 @@ class Child:
     updated: int = 0
     observed: bool = True
     resource_version: str = ""
+    succeeded: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,9 @@ class Snapshot:
     me: holder name of our Lease, another one at each start of a process (a claim shows by it). version:
     resourceVersion of the record's ConfigMap, empty if there is none. live: {pod name: uid by a GET of this moment,
     empty for 404}, of the names that `doubts` asked for. nodes: None without the right to read them. missing_secrets:
-    "name" or "name/key" of what the spec names and is not there.
+    "name" or "name/key" of what the spec names and is not there. refusals: {(kind, name) of a child: (reason, message)} of
+    the last try to apply it, while it fails; reason InvalidOverlay, QuotaExceeded, Forbidden, CRDTooOld or ApplyRefused.
+    node_cidrs: where nodes' addresses lie, for the NetworkPolicy; empty: not known.
     """
 
     now_ms: int
@@ -190,6 +197,8 @@ class Snapshot:
     reports: Mapping[str, Report] = field(default_factory=dict)
     live: Mapping[str, str] = field(default_factory=dict)
     missing_secrets: Collection[str] = ()
+    refusals: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    node_cidrs: tuple[str, ...] = ()
     memory: Memory = field(default_factory=Memory)
 
 

@@ -17,12 +17,17 @@ NotReady = Callable[[], str]
 
 
 def app(
-    not_ready: NotReady, routes: Sequence[BaseRoute] = (), info: Callable[[], Mapping[str, str]] = dict
+    not_ready: NotReady,
+    routes: Sequence[BaseRoute] = (),
+    info: Callable[[], Mapping[str, str]] = dict,
+    ill: Callable[[], str] = str,
 ) -> Starlette:
-    """An application with the three standard routes and the caller's. info: more to say in /readyz, by name."""
+    """An application with the three standard routes and the caller's. info: more to say in /readyz, by name. ill: why only
+    a restart helps, for /healthz (503); "" while all is well."""
 
     async def healthz(_: Request) -> Response:
-        return PlainTextResponse("ok\n")
+        why = ill()
+        return PlainTextResponse(f"{why or 'ok'}\n", status_code=503 if why else 200)
 
     async def readyz(_: Request) -> Response:
         why = not_ready()

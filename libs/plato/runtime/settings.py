@@ -233,9 +233,28 @@ class TlsSettings(_Section):
     internal_dir: Path | None = Field(
         None, description="Of gRPC between the parts (both sides show it) and the admin ports; unset: plain text."
     )
-    client_dir: Path | None = Field(
-        None, description="Of the gateways' TCP and WebSocket ports; unset: plain text."
+    client_dir: Path | None = Field(None, description="Of the gateways' TCP and WebSocket ports; unset: plain text.")
+
+
+class OperatorSettings(_Section):
+    """The operator."""
+
+    namespaces: str = Field(
+        "",
+        description="Namespaces whose resources it serves, with commas between; * is all; unset: lease_namespace alone.",
     )
+    lease_namespace: str = Field(
+        "", description="Where its Lease `plato-operator` lies: its own namespace, by the downward API."
+    )
+    nodes: Literal["auto", "true", "false"] = Field(
+        "auto", description="Whether it reads nodes: cordons, lost nodes, external addresses. auto: if it may."
+    )
+    node_cidrs: str = Field(
+        "",
+        description="Where nodes' addresses lie, for NetworkPolicies: traffic of host-network gateways; commas between.",
+    )
+    admin_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics.")
+    port: Port = Field(names.OPERATOR_PORT, description="/healthz, /readyz, /metrics.")
 
 
 class LogSettings(_Section):
@@ -272,6 +291,7 @@ class Settings(_Section):
     store: StoreSettings = StoreSettings()
     bus: BusSettings = BusSettings()
     tls: TlsSettings = TlsSettings()
+    operator: OperatorSettings = OperatorSettings()
     log: LogSettings = LogSettings()
     local: LocalSettings = LocalSettings()
 

@@ -49,7 +49,7 @@ class _CmdTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CmdType.Value
     READ: _CmdType.ValueType  # 12
     """kept for read positions"""
     REDIRECT: _CmdType.ValueType  # 13
-    """kept for drain"""
+    """server: this gateway drains; go on through another one, this connection stands meanwhile"""
     KICK: _CmdType.ValueType  # 14
     """server: your session ended, with a final code; the socket closes"""
     LOGOUT: _CmdType.ValueType  # 15
@@ -80,7 +80,7 @@ RECEIPT: CmdType.ValueType  # 11
 READ: CmdType.ValueType  # 12
 """kept for read positions"""
 REDIRECT: CmdType.ValueType  # 13
-"""kept for drain"""
+"""server: this gateway drains; go on through another one, this connection stands meanwhile"""
 KICK: CmdType.ValueType  # 14
 """server: your session ended, with a final code; the socket closes"""
 LOGOUT: CmdType.ValueType  # 15
@@ -750,6 +750,59 @@ class ReceiptMsg(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReceiptMsg: _TypeAlias = ReceiptMsg  # noqa: Y015
+
+@_typing.final
+class RedirectGateway(_message.Message):
+    """ws_port: of WebSocket, path /ws. zone: "" where nobody said."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    IP_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    WS_PORT_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    ip: _builtins.str
+    port: _builtins.int
+    ws_port: _builtins.int
+    zone: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        ip: _builtins.str = ...,
+        port: _builtins.int = ...,
+        ws_port: _builtins.int = ...,
+        zone: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ip", b"ip", "name", b"name", "port", b"port", "ws_port", b"ws_port", "zone", b"zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedirectGateway: _TypeAlias = RedirectGateway  # noqa: Y015
+
+@_typing.final
+class RedirectMsg(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedCompositeFieldContainer[Global___RedirectGateway]: ...
+    def __init__(
+        self,
+        *,
+        gateways: _abc.Iterable[Global___RedirectGateway] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedirectMsg: _TypeAlias = RedirectMsg  # noqa: Y015
 
 @_typing.final
 class KickMsg(_message.Message):

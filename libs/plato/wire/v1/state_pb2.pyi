@@ -107,10 +107,15 @@ class LinkBatch(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
+    REDIRECT_FIELD_NUMBER: _builtins.int
     batch_no: _builtins.int
     """1, 2, 3 … per stream; 0: nothing to take, control only"""
     taken: _builtins.int
     """greatest StateBatch.batch_no that the link took"""
+    redirect: _builtins.bytes
+    """Control, besides the batches: u64 LE conn_ids whose clients are to go elsewhere. State sends each session a REDIRECT
+    and closes who has none, or is a guest. At most once: the link names again who is still there.
+    """
     @_builtins.property
     def hello(self) -> Global___LinkHello: ...
     @_builtins.property
@@ -122,10 +127,11 @@ class LinkBatch(_message.Message):
         hello: Global___LinkHello | None = ...,
         events: _abc.Iterable[Global___WorkerEvents] | None = ...,
         taken: _builtins.int = ...,
+        redirect: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_no", b"batch_no", "events", b"events", "hello", b"hello", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_no", b"batch_no", "events", b"events", "hello", b"hello", "redirect", b"redirect", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -179,6 +185,8 @@ class StateBatch(_message.Message):
     PAYLOAD_DATA_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
     NOT_OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    SERVES_FIELD_NUMBER: _builtins.int
+    SERVES_EPOCH_FIELD_NUMBER: _builtins.int
     batch_no: _builtins.int
     """1, 2, 3 … per stream; 0: control only"""
     taken: _builtins.int
@@ -189,6 +197,12 @@ class StateBatch(_message.Message):
     """payloads without a length prefix, joined"""
     not_owner_epoch: _builtins.int
     """not 0: frames of slots that this shard lost at that epoch were dropped"""
+    serves: _builtins.bytes
+    """not empty: the slots that are loaded here, 128 bytes as BEGIN's; in a stream's first batch, then"""
+    serves_epoch: _builtins.int
+    """whenever they change
+    the topology that `serves` was true under
+    """
     @_builtins.property
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerFrames]: ...
     def __init__(
@@ -200,10 +214,12 @@ class StateBatch(_message.Message):
         payload_data: _builtins.bytes = ...,
         frames: _abc.Iterable[Global___WorkerFrames] | None = ...,
         not_owner_epoch: _builtins.int = ...,
+        serves: _builtins.bytes = ...,
+        serves_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_no", b"batch_no", "frames", b"frames", "not_owner_epoch", b"not_owner_epoch", "payload_data", b"payload_data", "payload_lengths", b"payload_lengths", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_no", b"batch_no", "frames", b"frames", "not_owner_epoch", b"not_owner_epoch", "payload_data", b"payload_data", "payload_lengths", b"payload_lengths", "serves", b"serves", "serves_epoch", b"serves_epoch", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -120,6 +120,10 @@ class GatewaySettings(_Section):
     drain_settle_s: int = Field(
         5, ge=0, le=300, description="After a SIGTERM: wait until the lists of gateways leave this one out."
     )
+    drain_on_term: bool = Field(
+        False,
+        description="A SIGTERM moves the clients away first; off: it closes them. On for pods; see ARCHITECTURE.md.",
+    )
 
 
 class StateSettings(_Section):

@@ -19,11 +19,15 @@ from tests.faults import checker
 
 async def rows(cluster: LocalCluster) -> list[checker.Row]:
     """Every row of im_message."""
-    connection = await asyncpg.connect(cluster.database_uri)
+    return await rows_of(cluster.database_uri, cluster.settings.database.schema_name)
+
+
+async def rows_of(database_uri: str, schema: str) -> list[checker.Row]:
+    """Every row of im_message of a schema."""
+    connection = await asyncpg.connect(database_uri)
     try:
         found = await connection.fetch(
-            "SELECT conversation_id, seq, prev_seq, msg_id, from_user, client_msg_id, body "
-            f"FROM {cluster.settings.database.schema_name}.im_message"
+            f"SELECT conversation_id, seq, prev_seq, msg_id, from_user, client_msg_id, body FROM {schema}.im_message"
         )
     finally:
         await connection.close()

@@ -23,6 +23,10 @@ class TopologySource(Protocol):
     async def changed(self, after_epoch: int) -> Topology:
         """Waits for, and returns, a record whose epoch is greater than `after_epoch`."""
 
+    @property
+    def gone(self) -> bool:
+        """Whether the record was removed, or taken from our sight: the cluster is being deleted. The newest one stands."""
+
 
 class TokenVerifier(Protocol):
     """Says who a token speaks for."""

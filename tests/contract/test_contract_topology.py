@@ -1,17 +1,19 @@
-"""TopologySource: fake and file."""
+"""TopologySource: fake, file, and a ConfigMap behind an API server of our own."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from plato.adapters.topology_file import LOOK_S, FileTopology, write
+from plato.adapters.topology_kube import Access, KubeTopology
 from plato.core.errors import Unavailable
+from plato.fakes.kube_api import FakeKubeApi
 from plato.fakes.topology import FakeTopology
 from plato.ports import TopologySource
 from plato.topology.record import Shard, Topology, dumps, even_ranges
@@ -27,13 +29,23 @@ class Published:
     publish: Callable[[Topology], None]
 
 
-@pytest.fixture(params=["fake", "file"])
-def published(request: pytest.FixtureRequest, tmp_path: Path) -> Published:
+@pytest.fixture(params=["fake", "file", "kube"])
+async def published(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Published]:
     if request.param == "fake":
         fake = FakeTopology()
-        return Published(fake, fake.set)
+        yield Published(fake, fake.set)
+        return
     path = tmp_path / "topology.json"
-    return Published(FileTopology(path), lambda topology: write(path, topology))
+    if request.param == "file":
+        yield Published(FileTopology(path), lambda topology: write(path, topology))
+        return
+    (tmp_path / "token").write_text("token-1")
+    async with FakeKubeApi() as api:
+        source = KubeTopology("t", Access(api.base, api.namespace, tmp_path / "token", None), path)
+        following = asyncio.create_task(source.run())
+        yield Published(source, lambda topology: api.publish("t", topology))
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 async def shows(source: TopologySource, epoch: int) -> Topology:

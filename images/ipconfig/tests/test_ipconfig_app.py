@@ -52,6 +52,8 @@ def topology(*gateways: Gateway) -> Topology:
 class Source:
     """A TopologySource whose record the test sets."""
 
+    gone = False
+
     def __init__(self, record: Topology | None) -> None:
         self.record = record
 

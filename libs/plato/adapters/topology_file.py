@@ -64,6 +64,15 @@ class FileTopology:
                 return self._topology
             await asyncio.sleep(LOOK_S)
 
+    @property
+    def gone(self) -> bool:
+        """See the port. Never: a file that is missing is written again."""
+        return False
+
+    async def run(self) -> None:
+        """Nothing: readers look themselves. So that every source is run the same way."""
+        await asyncio.Event().wait()
+
     def _look(self) -> None:
         """Reads the file if it is another one than before."""
         self._looked_at = time.monotonic()

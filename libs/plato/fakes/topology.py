@@ -13,6 +13,8 @@ class FakeTopology:
 
     def __init__(self, topology: Topology | None = None) -> None:
         self._topology = topology
+        self.gone = False
+        """See the port; set by the test."""
         self._waiting: list[asyncio.Future[None]] = []
 
     def set(self, topology: Topology) -> None:

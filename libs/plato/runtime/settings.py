@@ -131,7 +131,7 @@ class StateSettings(_Section):
 
     host: str = Field("127.0.0.1", description="Address that gateways, msg and other shards connect to.")
     port: Port = Field(names.STATE_PORT, description="gRPC.")
-    admin_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics.")
+    admin_host: str = Field("0.0.0.0", description="Address of /healthz, /readyz and /metrics: its place is a pod.")
     admin_port: Port = Field(names.STATE_ADMIN_PORT, description="Health and metrics.")
     login_timeout_ms: int = Field(10_000, ge=100, description="From opened to the committed Sync; then it is closed.")
     heartbeat_ms: int = Field(
@@ -257,7 +257,7 @@ class OperatorSettings(_Section):
         "",
         description="Where nodes' addresses lie, for NetworkPolicies: traffic of host-network gateways; commas between.",
     )
-    admin_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics.")
+    admin_host: str = Field("0.0.0.0", description="Address of /healthz, /readyz and /metrics: its place is a pod.")
     port: Port = Field(names.OPERATOR_PORT, description="/healthz, /readyz, /metrics.")
 
 

@@ -96,7 +96,7 @@ class Downlink:
     def _deliver_singly(self, frames: lanes.Frames) -> None:
         """A batch in which no connection gets two frames, the usual one: nothing to gather, no calls per frame."""
         sockets, payloads, suffix_data = self._sockets, frames.payloads, frames.suffix_data
-        find, kind, queues, write = sockets.fd_of.get, sockets.kind, sockets.queues, os.write
+        find, kind, queues, tls, write = sockets.fd_of.get, sockets.kind, sockets.queues, sockets.tls, os.write
         at = unknown = bytes_out = 0
         for conn_id, i, n, flags in zip(
             frames.conn_ids, frames.index, frames.suffix_lengths, frames.flags, strict=True
@@ -114,7 +114,7 @@ class Downlink:
             if flags & lanes.CLOSE_AFTER:
                 self._close(fd, 0, data, websocket.NORMAL)
                 continue
-            if fd in queues:
+            if fd in queues or fd in tls:
                 self.send(fd, data)
                 continue
             try:

@@ -29,12 +29,15 @@ from plato.wire.v1 import canned
 from .core import lanes, websocket
 from .downlink import Downlink
 from .preflight import StartError, port_error
-from .sockets import FRESH, LISTENER, PAUSED, TCP, UPGRADING, WS, Sockets
-from .uplink import READ_BYTES, Uplink
+from .sockets import FRESH, LISTENER, PAUSED, READ_BYTES, SHAKING, TCP, UPGRADING, WS, Sockets
+from .tls import Certificates, Session
+from .uplink import Uplink
 
 ACCEPTS: Final = 64
 BACKLOG: Final = 4_096
 UPGRADE_BYTES: Final = 16_384
+MAX_SHAKING: Final = 1_024
+"""Handshakes under way in one worker; past it peers are closed at once, and try the next gateway."""
 OVERLOADED_LAG_MS: Final = 1_000
 """Rounds that take this long on average: new connections are sent to the next gateway."""
 
@@ -54,6 +57,7 @@ class Listeners:
         max_connections: int,
         login_timeout_ms: int,
         ws_origins: Sequence[str],
+        certificates: Certificates | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.minter = ConnIdMinter()
@@ -70,6 +74,8 @@ class Listeners:
         self._max_connections = max_connections
         self._login_timeout_ms = login_timeout_ms
         self._origins = ws_origins
+        self._certificates = certificates
+        self._shaking = 0
         self._now_ms = now_ms
         self._listening: dict[int, socket.socket] = {}
         self._spare_fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
@@ -134,16 +140,61 @@ class Listeners:
 
     def _accepted(self, fd: int, letter: int) -> None:
         sockets = self._sockets
-        full = len(sockets.fd_of) + len(sockets.upgrades) >= self._max_connections or self.lag_ms > OVERLOADED_LAG_MS
-        sockets.add(fd, TCP if letter == _TCP else UPGRADING, letter, FRESH)
-        if full:
-            self._refuse(fd, Code.GATEWAY_FULL)
-        elif letter == _WS:
-            sockets.upgrades[fd] = h11.Connection(h11.SERVER, max_incomplete_event_size=UPGRADE_BYTES)
-        elif not self._let_in(fd):
+        if self._certificates is None:
+            sockets.add(fd, TCP if letter == _TCP else UPGRADING, letter, FRESH)
+            if not self._admit(fd):
+                return
+        elif self._shaking >= MAX_SHAKING:
+            self._stats.refused += 1
+            os.close(fd)  # words would cost the handshake that there is no room for
             return
+        else:
+            # Whether there is room is asked after the handshake: without it a peer understands no answer.
+            sockets.add(fd, SHAKING, letter, FRESH)
+            sockets.tls[fd] = Session(self._certificates.context)
+            self._shaking += 1
         if sockets.flags[fd] & FRESH:
             self._silent.append((self.age_ms + self._login_timeout_ms, fd, sockets.serial[fd]))
+
+    def _admit(self, fd: int) -> bool:
+        """Lets a connection in, or its upgrade begin; False: it was refused for want of stamps."""
+        sockets = self._sockets
+        if len(sockets.fd_of) + len(sockets.upgrades) >= self._max_connections or self.lag_ms > OVERLOADED_LAG_MS:
+            self._refuse(fd, Code.GATEWAY_FULL)
+        elif sockets.kind[fd] == UPGRADING:
+            sockets.upgrades[fd] = h11.Connection(h11.SERVER, max_incomplete_event_size=UPGRADE_BYTES)
+        else:
+            return self._let_in(fd)
+        return True
+
+    def read_handshake(self, fd: int) -> None:
+        """Takes bytes of a TLS handshake that is not done yet."""
+        sockets = self._sockets
+        done = sockets.shake(fd)
+        if done is False:
+            return
+        self._shaking -= 1
+        if done is None:
+            self._stats.refused += 1
+            sockets.end(fd)
+            return
+        sockets.kind[fd] = TCP if sockets.listener_letter[fd] == _TCP else UPGRADING
+        self._admit(fd)
+        sockets.again.append((fd, sockets.serial[fd]))  # its first frame may have come with the handshake's last
+
+    def hung_up(self, fd: int) -> None:
+        """The peer gave up in its handshake."""
+        self._shaking -= 1
+        self._sockets.end(fd)
+
+    def renew(self) -> str:
+        """Looks for a new certificate; returns what there is to say about it, "" for nothing."""
+        if self._certificates is None:
+            return ""
+        before = self._certificates.failure
+        if self._certificates.renew():
+            return "a new certificate is used"
+        return self._certificates.failure if self._certificates.failure != before else ""
 
     def _let_in(self, fd: int) -> bool:
         """Gives the socket its conn_id; False: it was refused."""
@@ -173,7 +224,7 @@ class Listeners:
         """Takes bytes of a request that is not whole yet."""
         sockets = self._sockets
         try:
-            data = os.read(fd, READ_BYTES)
+            data = sockets.read(fd, READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -225,7 +276,9 @@ class Listeners:
                 silent.append((self.age_ms + self._login_timeout_ms, fd, serial))
                 continue
             self._stats.login_timeouts += 1
-            if sockets.kind[fd] == UPGRADING:
+            if sockets.kind[fd] == SHAKING:
+                self.hung_up(fd)
+            elif sockets.kind[fd] == UPGRADING:
                 self._downlink.close_raw(fd, _http(408, [], text(Code.LOGIN_TIMEOUT).encode() + b"\n"))
             else:
                 self._downlink.close(fd, Code.LOGIN_TIMEOUT)

@@ -19,6 +19,7 @@ from typing import Final
 import h11
 
 from .core.websocket import Inbound
+from .tls import Sealed, Session, TlsError
 
 FREE: Final = 0
 TCP: Final = 1
@@ -27,6 +28,8 @@ UPGRADING: Final = 3
 CLOSING: Final = 4
 LISTENER: Final = 5
 LANE: Final = 6
+SHAKING: Final = 7
+"""Its TLS handshake is not done."""
 
 FRESH: Final = 1
 """No whole frame came yet: the login time-out holds."""
@@ -34,6 +37,11 @@ PAUSED: Final = 2
 """Not read now: its group has no credit or no stream."""
 WAITS: Final = 4
 """Bytes wait for the socket to take them."""
+
+READ_BYTES: Final = 16_384
+"""What one event reads at most."""
+
+_TCP, _TLS = ord("t"), ord("s")
 
 IN: Final = select.EPOLLIN
 OUT: Final = select.EPOLLOUT
@@ -72,6 +80,9 @@ class Sockets:
         self.upgrades: dict[int, h11.Connection] = {}
         """WebSocket: a request that is not whole yet."""
         self.queues: dict[int, Queue] = {}
+        self.tls: dict[int, Session] = {}
+        self.again: list[tuple[int, int]] = []
+        """(fd, serial) of TLS connections that may hold input which no event will tell of."""
         self.open = 0
         """Client sockets, those that upgrade or close included."""
         self.bytes_out = 0
@@ -115,10 +126,79 @@ class Sockets:
         flags = self.flags[fd]
         self.epoll.modify(fd, (0 if flags & PAUSED else IN) | (OUT if flags & WAITS else 0))
 
+    def read(self, fd: int, size_bytes: int) -> bytes:
+        """os.read, but of the plaintext where the connection speaks TLS (then maybe more than `size_bytes`); b"" at the end.
+
+        Raises BlockingIOError: nothing whole is there yet; other OSErrors: it is broken.
+        """
+        tls = self.tls.get(fd)
+        if tls is None:
+            return os.read(fd, size_bytes)
+        try:
+            if data := tls.open():
+                return data
+            more = os.read(fd, READ_BYTES)
+            if not more:
+                return b""
+            tls.feed(more)
+            data = tls.open()
+        except TlsError as e:
+            self._write_sealed(fd, Sealed(e.last))
+            return b""
+        self._write_sealed(fd, tls.own())
+        if not data:
+            raise BlockingIOError
+        return data
+
+    def shake(self, fd: int) -> bool | None:
+        """Goes on with a TLS handshake: True when it is done, None when it failed."""
+        tls = self.tls[fd]
+        try:
+            data = os.read(fd, READ_BYTES)
+            if not data:
+                return None
+            tls.feed(data)
+            done = tls.shake()
+        except BlockingIOError:
+            return False
+        except TlsError as e:
+            self._write_sealed(fd, Sealed(e.last))
+            return None
+        except OSError:
+            return None
+        self._write_sealed(fd, tls.own())
+        return done
+
+    def _write_sealed(self, fd: int, data: Sealed) -> None:
+        """Writes what TLS itself says, or puts it where it belongs: behind a cut chunk, before what is not sealed yet."""
+        if not data:
+            return
+        n = 0
+        queue = self.queues.get(fd)
+        if queue is None:
+            try:
+                n = os.write(fd, data)
+            except BlockingIOError:
+                pass
+            except OSError:
+                return  # the next read or write finds it broken
+            self.bytes_out += n
+            if n < len(data):
+                self.wait(fd, Sealed(data[n:]), cut=True)
+            return
+        at = sum(type(chunk) is Sealed for chunk in queue.chunks)  # sealed ones stand in front
+        queue.chunks.insert(at, data)
+        queue.size_bytes += len(data)
+
     def send(self, fd: int, data: bytes) -> int:
         """Writes now what the socket takes and queues the rest. Returns the bytes that wait, or -1: the socket is broken."""
         if fd in self.queues:
             return self.wait(fd, data)
+        if fd in self.tls:
+            try:
+                data = self.tls[fd].seal(data)
+            except TlsError:
+                return -1
         try:
             n = os.write(fd, data)
         except BlockingIOError:
@@ -126,7 +206,11 @@ class Sockets:
         except OSError:
             return -1
         self.bytes_out += n
-        return 0 if n == len(data) else self.wait(fd, data[n:], cut=n > 0)
+        if n == len(data):
+            return 0
+        if type(data) is Sealed:
+            return self.wait(fd, Sealed(data[n:]), cut=True)
+        return self.wait(fd, data[n:], cut=n > 0)
 
     def wait(self, fd: int, data: bytes, *, cut: bool = False) -> int:
         """Queues bytes (cut: their frame's beginning is on the wire). Returns the bytes that wait."""
@@ -146,9 +230,18 @@ class Sockets:
         if queue is None:
             return 0
         chunks = queue.chunks
+        tls = self.tls.get(fd)
         while chunks:
+            if tls is not None and type(chunks[0]) is not Sealed:
+                try:
+                    sealed = tls.seal(chunks[0])
+                except TlsError:
+                    return -1
+                queue.size_bytes += len(sealed) - len(chunks[0])
+                chunks[0] = sealed
+                queue.head_is_cut = True
             # 64 chunks keep the call below IOV_MAX; one call takes what the socket's buffer has room for.
-            part = [chunks[i] for i in range(min(len(chunks), 64))]
+            part = [chunks[i] for i in range(1 if tls is not None else min(len(chunks), 64))]
             try:
                 n = os.writev(fd, part)
             except BlockingIOError:
@@ -164,7 +257,7 @@ class Sockets:
                 chunks.popleft()
                 queue.head_is_cut = False
             if n:
-                chunks[0] = chunks[0][n:]
+                chunks[0] = chunks[0][n:] if tls is None else Sealed(chunks[0][n:])
                 queue.head_is_cut = True
         del self.queues[fd]
         self.flags[fd] &= ~WAITS
@@ -172,15 +265,14 @@ class Sockets:
         return 0
 
     def drop_waiting(self, fd: int) -> None:
-        """Forgets what waits, save the rest of a frame whose beginning is on the wire."""
+        """Forgets what waits, save the rest of a frame whose beginning is on the wire, and what is sealed."""
         queue = self.queues.get(fd)
         if queue is None:
             return
-        kept = queue.chunks[0] if queue.head_is_cut else b""
-        queue.chunks.clear()
-        if kept:
-            queue.chunks.append(kept)
-        queue.size_bytes = len(kept)
+        cut = 1 if queue.head_is_cut else 0
+        kept = [chunk for i, chunk in enumerate(queue.chunks) if i < cut or type(chunk) is Sealed]
+        queue.chunks = deque(kept)
+        queue.size_bytes = sum(map(len, kept))
 
     def end(self, fd: int) -> None:
         """Done with this fd: nothing is read or written any more; it closes at the end of the round."""
@@ -193,6 +285,7 @@ class Sockets:
         self.flags[fd] = 0
         self.forget_input(fd)
         self.queues.pop(fd, None)
+        self.tls.pop(fd, None)
         self.epoll.unregister(fd)
         self._ended.append(fd)
 
@@ -210,6 +303,10 @@ class Sockets:
 
     def shutdown_writing(self, fd: int) -> None:
         """Half-closes, so that what was written arrives although the peer still sends."""
+        if fd in self.tls:
+            self._write_sealed(fd, self.tls[fd].bye())
+            if fd in self.queues:
+                return  # the flush of that little comes here again
         sock = _borrow(fd)
         try:
             sock.shutdown(socket.SHUT_WR)
@@ -223,11 +320,16 @@ class Sockets:
         sock = _borrow(fd)
         try:
             host, port = sock.getpeername()[:2]
-            return b"%c%s:%d" % (self.listener_letter[fd], host.encode(), port)
+            return b"%c%s:%d" % (self._letter(fd), host.encode(), port)
         except OSError:
-            return b"%c" % self.listener_letter[fd]
+            return b"%c" % self._letter(fd)
         finally:
             sock.detach()
+
+    def _letter(self, fd: int) -> int:
+        """As OPENED names the listener: "s" is TCP with TLS."""
+        letter = self.listener_letter[fd]
+        return _TLS if letter == _TCP and fd in self.tls else letter
 
 
 def _borrow(fd: int) -> socket.socket:

@@ -27,10 +27,8 @@ from plato.core.ids import SLOTS
 
 from .core import lanes, websocket
 from .downlink import Downlink
-from .sockets import CLOSING, FRESH, PAUSED, Sockets
+from .sockets import CLOSING, FRESH, PAUSED, READ_BYTES, Sockets
 
-READ_BYTES: Final = 16_384
-"""What one event reads at most."""
 FIRST_READ_BYTES: Final = 4_096
 """Most reads bring less than this; asking for it first spares a large buffer, which costs as much as the rest in Python."""
 FLUSH_BYTES: Final = 262_144
@@ -200,8 +198,9 @@ class Uplink:
         if group.credit_bytes <= 0 or used >= group.share_bytes:
             self._pause(fd, group)
             return
+        secure = fd in sockets.tls
         try:
-            data = os.read(fd, FIRST_READ_BYTES)
+            data = sockets.read(fd, FIRST_READ_BYTES) if secure else os.read(fd, FIRST_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -210,7 +209,7 @@ class Uplink:
         if not n:
             self._downlink.drop(fd)
             return
-        if n == FIRST_READ_BYTES:
+        if n == FIRST_READ_BYTES and not secure:
             data = _read_on(fd, data)
             n = len(data)
         stats = self._stats
@@ -253,7 +252,7 @@ class Uplink:
             self._pause(fd, group)
             return
         try:
-            data = os.read(fd, READ_BYTES)
+            data = self._sockets.read(fd, READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -370,6 +369,8 @@ class Uplink:
             if sockets.serial[fd] == serial and sockets.flags[fd] & PAUSED:
                 sockets.flags[fd] &= ~PAUSED
                 sockets.watch(fd)
+                if fd in sockets.tls:
+                    sockets.again.append((fd, serial))
         group.paused.clear()
 
 

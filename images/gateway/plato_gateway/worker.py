@@ -15,7 +15,9 @@ import resource
 import secrets
 import select
 import signal
+import ssl
 import time
+from pathlib import Path
 from typing import Final
 
 from plato.core.codes import Code
@@ -26,7 +28,9 @@ from .core import lanes
 from .downlink import Downlink
 from .lane import RETRY_MS, Lane
 from .listeners import Listeners
-from .sockets import CLOSING, IN, LANE, LISTENER, OUT, TCP, UPGRADING, WAITS, WS, Sockets
+from .preflight import StartError
+from .sockets import CLOSING, IN, LANE, LISTENER, OUT, SHAKING, TCP, UPGRADING, WAITS, WS, Sockets
+from .tls import CERTIFICATE, KEY, Certificates
 from .uplink import Uplink
 
 WAIT_MS: Final = 200
@@ -60,6 +64,7 @@ class Worker:
             max_connections=max(1, gateway.max_connections // gateway.workers),
             login_timeout_ms=gateway.login_timeout_ms,
             ws_origins=gateway.ws_origins,
+            certificates=_certificates(settings.tls.client_dir),
         )
         self._address = gateway.host, gateway.tcp_port, gateway.ws_port
         self._log = logs.get("worker")
@@ -101,9 +106,11 @@ class Worker:
         if self._lane_fd < 0:
             self._connect()
             wait_ms = min(wait_ms, RETRY_MS)
-        events = sockets.epoll.poll(wait_ms / 1000, MAX_EVENTS)
+        events = sockets.epoll.poll(0 if sockets.again else wait_ms / 1000, MAX_EVENTS)
         began_ms = _now_ms()
         kind, read_tcp = sockets.kind, uplink.read_tcp
+        if sockets.again:
+            self._read_again()
         for fd, event in events:
             what = kind[fd]
             if what == TCP:
@@ -127,8 +134,24 @@ class Worker:
         self._flush_lane()
         sockets.close_ended()
 
+    def _read_again(self) -> None:
+        """Reads what TLS connections hold already, of which no event tells."""
+        sockets = self._sockets
+        waiting, sockets.again = sockets.again, []
+        for fd, serial in waiting:
+            if sockets.serial[fd] == serial and sockets.kind[fd] in (TCP, WS, UPGRADING):
+                if sockets.kind[fd] == TCP:
+                    self._uplink.read_tcp(fd)
+                else:
+                    self._on_other(fd, sockets.kind[fd], IN)
+
     def _on_other(self, fd: int, what: int, event: int) -> None:
-        if event & IN:
+        if what == SHAKING:
+            if event & IN:
+                self._listeners.read_handshake(fd)
+            elif event & _DEAD:
+                self._listeners.hung_up(fd)
+        elif event & IN:
             if what == WS:
                 self._uplink.read_ws(fd)
             elif what == UPGRADING:
@@ -155,6 +178,8 @@ class Worker:
         if now_ms >= self._next_stats_ms:
             self._next_stats_ms = now_ms + STATS_MS
             self._send_stats()
+            if said := listeners.renew():
+                self._log.warning(said)
 
     # ── the lane ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -233,6 +258,18 @@ class Worker:
         stats.clock_lag_ms = self._listeners.minter.lag_ms
         self._worst_lag_ms = 0.0
         self._lane.send(lanes.pack_stats(stats))
+
+
+def _certificates(folder: Path | None) -> Certificates | None:
+    if folder is None:
+        return None
+    try:
+        return Certificates(folder)
+    except (OSError, ssl.SSLError) as e:
+        raise StartError(
+            f"tls.client_dir: {folder} has no usable {CERTIFICATE} and {KEY}: {e}; put a certificate and its key there,"
+            " or unset it for plain text"
+        ) from e
 
 
 def run(settings: Settings, index: int) -> int:

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import random
 import secrets
+import ssl
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ from plato.client.core.model import (
     Writes,
 )
 from plato.client.core.session import Machine
-from plato.client.links import Link, open_link, parse
+from plato.client.links import Link, TlsOptions, open_link, parse
 from plato.client.sent import Handles, Sent
 from plato.client.store import Store
 from plato.client.stream import MessageStream
@@ -78,13 +79,17 @@ class Client:
         user: str | None = None,
         transport: Literal["tcp", "ws"] = "tcp",
         platform: str = "python",
+        tls: ssl.SSLContext | None = None,
+        tls_name: str = "",
     ) -> None:
         """token: the user's token, or who gives one (TokenProvider); asked again when the platform refuses the last.
 
         store_path: the SQLite file of this device, made if missing, or ":memory:". gateways: a list of "host:port",
         "tcp://host:port" or "ws://host:port/ws", tried when there is no list. ipconfig_url: where the list is asked.
         device_id: of a new store, else checked; by default drawn once. user: known before the first login, so that
-        `send(to=…)` works before it; by default read from the store or from the token. Raises ValueError.
+        `send(to=…)` works before it; by default read from the store or from the token. tls: the certificates that are
+        trusted, for gateways that speak TLS (`ssl.create_default_context()`); tls_name: the name in theirs, since lists
+        name gateways by address. Raises ValueError.
         """
         if isinstance(gateways, str):
             raise ValueError(f"gateways {gateways!r}: a list of addresses, not one")
@@ -102,6 +107,9 @@ class Client:
         self._device_id = device_id
         self._given_user = user
         self._transport = transport
+        if tls_name and tls is None:
+            raise ValueError("tls_name without tls: give an SSLContext, such as ssl.create_default_context()")
+        self._tls = TlsOptions(tls, tls_name) if tls is not None else None
         self._platform = platform
         self._store: Store
         self._machine: Machine
@@ -454,7 +462,7 @@ class Client:
             self._poke()
 
         try:
-            link = await open_link(address, self._transport, on_frames, on_closed)
+            link = await open_link(address, self._transport, on_frames, on_closed, self._tls)
         except OSError as e:
             _log.debug("no connection to %s: %s", address, e)
             self._opening = None

@@ -7,8 +7,10 @@ outbox's window and the few requests that the machine has open.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import aiohttp
@@ -41,8 +43,21 @@ class Link(Protocol):
         """Waits, after the close, until everything of the link is released."""
 
 
-async def open_link(address: str, transport: str, on_frames: OnFrames, on_closed: OnClosed) -> Link:
-    """Opens "tcp://host:port", "ws://host:port/path" (or wss), or "host:port" by `transport`.
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """How to know a gateway: the certificates that are trusted, and the name that its own must hold.
+
+    An empty name is the address's host, which seldom works with lists: they name gateways by IP address.
+    """
+
+    context: ssl.SSLContext
+    name: str = ""
+
+
+async def open_link(
+    address: str, transport: str, on_frames: OnFrames, on_closed: OnClosed, tls: TlsOptions | None = None
+) -> Link:
+    """Opens "tcp://host:port", "ws://host:port/path" (or wss), or "host:port" by `transport`; all of them over TLS if given.
 
     on_frames gets whole payloads in order; on_closed comes once, when the other side or the network ended it.
     Raises OSError.
@@ -52,10 +67,16 @@ async def open_link(address: str, transport: str, on_frames: OnFrames, on_closed
     except ValueError as e:  # of a list that ipconfig gave; the user's own were checked before
         raise OSError(str(e)) from e
     if scheme != "tcp":
-        url = f"{scheme}://{rest}" if "/" in rest else f"{scheme}://{rest}{WS_PATH}"
-        return await _open_ws(url, on_frames, on_closed)
+        url = f"{'wss' if tls else scheme}://{rest}" if "/" in rest else f"{'wss' if tls else scheme}://{rest}{WS_PATH}"
+        return await _open_ws(url, on_frames, on_closed, tls)
     loop = asyncio.get_running_loop()
-    _, link = await loop.create_connection(lambda: TcpLink(on_frames, on_closed), host, port)
+    _, link = await loop.create_connection(
+        lambda: TcpLink(on_frames, on_closed),
+        host,
+        port,
+        ssl=tls.context if tls else None,
+        server_hostname=(tls.name or host) if tls else None,
+    )
     return link
 
 
@@ -131,10 +152,17 @@ class TcpLink(asyncio.Protocol):
         await asyncio.sleep(0)  # the transport closes its socket in the loop's next turn
 
 
-async def _open_ws(url: str, on_frames: OnFrames, on_closed: OnClosed) -> Link:
+async def _open_ws(url: str, on_frames: OnFrames, on_closed: OnClosed, tls: TlsOptions | None) -> Link:
     session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=10))
     try:
-        socket = await session.ws_connect(url, max_msg_size=READ_LIMIT_BYTES, compress=0, autoping=True)
+        socket = await session.ws_connect(
+            url,
+            max_msg_size=READ_LIMIT_BYTES,
+            compress=0,
+            autoping=True,
+            ssl=tls.context if tls else True,
+            server_hostname=(tls.name or None) if tls else None,
+        )
     except BaseException as e:
         await session.close()
         if isinstance(e, aiohttp.ClientError | ValueError):

@@ -11,7 +11,7 @@ from plato.adapters.msg_grpc import GrpcMsgs
 from plato.adapters.pg import Database
 from plato.adapters.shards_grpc import GrpcShards
 from plato.adapters.tokens import JwtVerifier
-from plato.adapters.topology_file import FileTopology
+from plato.adapters.topology import topology_source
 from plato.adapters.valkey import ValkeyStore
 from plato.core.errors import Unavailable
 from plato.runtime import admin, logs, process
@@ -31,7 +31,7 @@ async def main(settings: Settings) -> int:
     tokens = JwtVerifier(settings.auth.keys_dir, settings.auth.issuer, settings.auth.audience)
     store = await ValkeyStore.connect(settings.store.url, settings.store.key_prefix)
     database = Database(settings.database.uri, settings.database.schema_name, size=POSTGRES_CONNECTIONS)
-    topology = FileTopology(settings.topology.path)
+    topology = topology_source(settings.topology)
     shards, msgs = GrpcShards(topology), GrpcMsgs(topology)
     state = StateShard(
         settings,
@@ -69,9 +69,16 @@ async def main(settings: Settings) -> int:
         ) from e
 
     log.info("state starts", port=state.port, admin_port=settings.state.admin_port, uid=settings.process.uid)
-    try:
+
+    async def serve() -> None:
         await _check(settings, store, waiting_for, info)
-        code = await process.until_stopped([asyncio.create_task(state.main(), name="state")])
+        await state.main()
+
+    try:
+        parts = {"topology": topology.run(), "state": serve()}
+        code = await process.until_stopped(
+            [asyncio.create_task(process.forever(name, part), name=name) for name, part in parts.items()]
+        )
     finally:
         await state.stop()
         await http.stop()

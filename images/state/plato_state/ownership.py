@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from plato.core.errors import Fenced, Unavailable
@@ -30,6 +30,12 @@ from plato_state.uplink import unix_ms
 PROVE_S: Final = 1.0
 """How often owners prove themselves; more often where fence_stop_ms is short."""
 RETRY_S: Final = 0.2
+ORDER_LOOK_S: Final = 0.05
+"""How often a slot that was ordered to move here is looked at, until its old owner released it: clients wait meanwhile."""
+RELEASE_TRIES: Final = 50
+"""A slot that moved away is released so often, RETRY_S apart, while the store is away. The fence bounds it, not this."""
+MOVING_MS: Final = 5_000
+"""A slot that comes while we serve makes the shard unready only when it is not loaded by then."""
 LOOK_PART: Final = 32
 """Slots that are looked at each second; 512 slots are seen within 16 s."""
 
@@ -60,6 +66,10 @@ class Ownership:
         self._background = Background(metrics.ERRORS.inc)
         self._suspects: set[int] = set()
         self._turn = 0
+        self._looked = 0
+        self._tasks: asyncio.TaskGroup | None = None
+        self._coming: dict[int, int] = {}
+        """Slots that were assigned while we serve, by the tick of that."""
         self._named = False
         self._look_now = asyncio.Event()
         self._why = "no topology was read yet"
@@ -78,7 +88,12 @@ class Ownership:
         shard = self._shard
         if not shard.serving:
             return "the fences are not proven: the store does not answer"
-        missing = [s for s in shard.assigned if s not in shard.slots or not shard.slots[s].loaded]
+        late = shard.now - ticks(MOVING_MS)
+        missing = [
+            s
+            for s in shard.assigned
+            if (s not in shard.slots or not shard.slots[s].loaded) and self._coming.get(s, late) <= late
+        ]
         if missing:
             return f"{len(missing)} of {len(shard.assigned)} slots are not loaded yet"
         return ""
@@ -102,6 +117,7 @@ class Ownership:
     async def main(self) -> None:
         """Follows the topology, proves, looks; until cancelled. Raises Deposed."""
         async with asyncio.TaskGroup() as group:
+            self._tasks = group
             group.create_task(forever("slots", self._hold()), name="slots")
             group.create_task(forever("prove", self._prove()), name="prove")
             group.create_task(forever("topology", self._follow()), name="topology")
@@ -144,18 +160,23 @@ class Ownership:
         while True:
             topology = await self._topology.changed(epoch)
             epoch = topology.epoch
+            # Before anything that waits for the store: what went to others stops at once.
+            if (named := self._read()) is not None:
+                self._assign(named)
             self._look_now.set()
 
     async def _hold(self) -> None:
         while True:
+            ordered = self._sightings.ordered()
             try:
-                async with asyncio.timeout(self._prove_s):
+                async with asyncio.timeout(ORDER_LOOK_S if ordered else self._prove_s):
                     await self._look_now.wait()
             except TimeoutError:
                 pass
+            whole = self._look_now.is_set() or self._shard.now - self._looked >= ticks(int(self._prove_s * 1000))
             self._look_now.clear()
             try:
-                await self._round()
+                await (self._round() if whole or not ordered else self._take(ordered))
             except Unavailable as e:
                 self._log.warning("slots could not be looked at", error=str(e))
                 await asyncio.sleep(RETRY_S)
@@ -164,11 +185,12 @@ class Ownership:
     async def _round(self) -> None:
         """One look at the topology and the store. Raises Unavailable, Deposed."""
         shard = self._shard
+        self._looked = shard.now
         topology = self._read()
         if topology is None or self._proven is None:
             return
         self._assign(topology)
-        await self._take()
+        await self._take(list(shard.assigned))
         if not self.started.is_set() and not self._why:
             self.started.set()
             shard.serving = True
@@ -202,7 +224,12 @@ class Ownership:
         if topology.epoch == shard.topology_epoch:
             return
         shard.topology_epoch = topology.epoch
-        shard.assigned = topology.slots_of(shard.name)
+        before, shard.assigned = shard.assigned, topology.slots_of(shard.name)
+        self._sightings.keep(shard.assigned)
+        if self.started.is_set():
+            self._coming = {
+                n: self._coming.get(n, shard.now) for n in shard.assigned if n in self._coming or n not in before
+            }
         moved = {n: s.fence for n, s in shard.slots.items() if shard.assigned.get(n) != s.fence.epoch}
         if moved:
             self._log.info("slots moved away", slots=len(moved), epoch=topology.epoch)
@@ -210,17 +237,21 @@ class Ownership:
             for link in shard.links.values():
                 link.not_owner(topology.epoch)
             self._background.start(self._release(moved))
+        shard.tell_links()
 
     async def _release(self, fences: Mapping[int, Fence]) -> None:
-        try:
-            await self._store.release(fences)
-        except Unavailable as e:
-            self._log.info("slots could not be released; their new owner waits", error=str(e))
+        for _ in range(RELEASE_TRIES):
+            try:
+                await self._store.release(fences)
+                return
+            except Unavailable as e:
+                self._log.info("slots could not be released; their new owner waits", error=str(e))
+                await asyncio.sleep(RETRY_S)
 
-    async def _take(self) -> None:
-        """Acquires and loads what is assigned, not held, and free to take."""
+    async def _take(self, slots: Iterable[int]) -> None:
+        """Acquires and loads which of `slots` are assigned, not held, and free to take. Raises Unavailable."""
         shard = self._shard
-        wanted = [s for s in shard.assigned if s not in shard.slots]
+        wanted = [s for s in slots if s in shard.assigned and s not in shard.slots]
         if not wanted:
             return
         views = await self._store.look(wanted)
@@ -228,7 +259,7 @@ class Ownership:
         free = {
             slot: view.fence
             for slot, view in zip(wanted, views, strict=True)
-            if self._sightings.may_acquire(slot, shard.assigned[slot], view, now)
+            if slot in shard.assigned and self._sightings.may_acquire(slot, shard.assigned[slot], view, now)
         }
         if not free:
             return
@@ -238,8 +269,19 @@ class Ownership:
         for slot in acquired:
             self._sightings.forget(slot)
         self._log.info("slots acquired", slots=len(acquired), wanted=len(wanted))
-        if acquired:
-            await self._recovery.load(acquired)
+        # The record may have gone on meanwhile: what it gave to others, or to us anew, is given back.
+        stale = {slot: fence for slot, fence in acquired.items() if shard.assigned.get(slot) != fence.epoch}
+        if stale:
+            self._background.start(self._release(stale))
+            self._look_now.set()
+        mine = {slot: fence for slot, fence in acquired.items() if slot not in stale}
+        if not mine:
+            return
+        if self.started.is_set():
+            assert self._tasks is not None
+            self._tasks.create_task(self._recovery.load(mine), name="load")  # others may come and go meanwhile
+        else:
+            await self._recovery.load(mine)
 
     def _part(self) -> set[int]:
         """The slots to look at in this round: a rotating part, and those under suspicion."""

@@ -86,6 +86,7 @@ class Recovery:
         slot.loaded = True
         for said in self._shard.attaches.loaded_slot(slot.number):
             self._uplink.announced(said)
+        self._shard.tell_links()
 
     async def rewrite(self, fences: Mapping[int, Fence]) -> None:
         """The store lost these slots and they were acquired again under `fences`: everything that is known is written.

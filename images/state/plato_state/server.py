@@ -145,6 +145,7 @@ class StateService(state_pb2_grpc.StateServicer):
             before.close("a newer stream of this gateway attached")
             shard.detached(before)
         link = shard.links[hello.worker_id] = LinkStream(hello)
+        link.serves(shard.topology_epoch, shard.serves())
         self._log.info("a gateway attached", gateway=hello.gateway, worker_id=hello.worker_id, workers=hello.workers)
         return link
 

@@ -19,7 +19,7 @@ from plato.runtime import logs
 from plato.runtime.settings import StateSettings
 
 from plato_state.core.answers import Told
-from plato_state.core.attaches import Attaches
+from plato_state.core.attaches import Attaches, bitmap_of_slots
 from plato_state.core.batcher import Batcher
 from plato_state.core.checks import max_body_bytes
 from plato_state.core.pushes import first_run
@@ -162,11 +162,24 @@ class Shard:
         lost = {s for s in slots if self.slots.pop(s, None) is not None}
         if not lost:
             return
+        self.attaches.lost(lost)
+        self.tell_links()
         for connection in [c for i, c in self.connections.items() if slot_of(i) in lost]:
             if connection.uplinks is not None:
                 for ticket in connection.uplinks.abandon():
                     self.batcher.drop(ticket)
             self.forget(connection)
+
+    def serves(self) -> bytes:
+        """The slots that are loaded, as a bitmap."""
+        return bitmap_of_slots(number for number, slot in self.slots.items() if slot.loaded)
+
+    def tell_links(self) -> None:
+        """Every gateway hears which slots are served now; in the order of this with the frames around it."""
+        if self.links:
+            slots = self.serves()
+            for link in self.links.values():
+                link.serves(self.topology_epoch, slots)
 
     def silence(self, why: str) -> None:
         """Answers nothing any more: closes every stream, until ownership says otherwise."""

@@ -89,6 +89,7 @@ class LinkStream:
         self._taken = 0
         self._batch_no = 0
         self._not_owner_epoch = 0
+        self._serves: tuple[int, bytes] | None = None
         self._sealed: deque[tuple[state_pb2.StateBatch, int]] = deque()
         self._payloads: list[bytes] = []
         self._lengths = array("I")
@@ -114,6 +115,11 @@ class LinkStream:
         if epoch > self._not_owner_epoch:
             self._not_owner_epoch = epoch
             self.wake.set()
+
+    def serves(self, epoch: int, slots: bytes) -> None:
+        """These slots (a bitmap) are loaded here, by the topology of `epoch`: the link sends frames of no others."""
+        self._serves = epoch, slots
+        self.wake.set()
 
     def handled_batch(self, batch_no: int) -> None:
         """A LinkBatch was handled: the link may send another one."""
@@ -145,11 +151,13 @@ class LinkStream:
                 self._batch_no += 1
                 batch.batch_no = self._batch_no
         if batch is None:
-            if self.handled == self._told and not self._not_owner_epoch:
+            if self.handled == self._told and not self._not_owner_epoch and self._serves is None:
                 return None
             batch = state_pb2.StateBatch()
         batch.taken = self._told = self.handled
         batch.not_owner_epoch, self._not_owner_epoch = self._not_owner_epoch, 0
+        if self._serves is not None:
+            (batch.serves_epoch, batch.serves), self._serves = self._serves, None
         return batch
 
     def _add(self, conn_id: int, frame: bytes, suffix: bytes, flag: int, index: int, limit: int) -> bool:

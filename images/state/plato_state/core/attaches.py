@@ -16,7 +16,7 @@ Memory: 8-byte ids of an announcement while it runs, and of slots that are not l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 SLOT_BITMAP_BYTES = 128
@@ -136,6 +136,12 @@ class Attaches:
                 )
         return out
 
+    def lost(self, slots: Collection[int]) -> None:
+        """These slots went to another shard: what lives there is that one's to hear, in its own announcement."""
+        for attach in self._current.values():
+            for slot in slots:
+                attach.pending.pop(slot, None)
+
     def detach(self, worker_id: int) -> None:
         """The stream of a gateway ended: until its workers announce again nobody speaks for them."""
         for (owner, _), attach in self._current.items():
@@ -144,6 +150,14 @@ class Attaches:
                 attach.open = False
                 attach.named = set()
                 attach.pending = {}
+
+
+def bitmap_of_slots(slots: Iterable[int]) -> bytes:
+    """BEGIN's 128 bytes of these slots."""
+    bits = 0
+    for slot in slots:
+        bits |= 1 << slot
+    return bits.to_bytes(SLOT_BITMAP_BYTES, "little")
 
 
 def slots_of_bitmap(bitmap: bytes) -> frozenset[int]:

@@ -13,6 +13,7 @@ Ticks are the caller's own. Memory: one sighting per slot that is wanted and not
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -42,7 +43,8 @@ class _Sighting:
     fence: Fence
     proof: int | None
     since: int  # the tick at which exactly this was seen first
-    ordered_since: int | None  # the tick at which an order to move was seen first
+    epoch: int  # that of the assignment under which we want it
+    ordered_since: int | None  # the tick at which this very order to move was seen first
 
 
 class Sightings:
@@ -64,13 +66,23 @@ class Sightings:
         seen = self._seen.get(slot)
         same = seen is not None and (seen.fence, seen.proof) == (fence, view.proof)
         since = seen.since if seen is not None and same else now
-        ordered_since = (seen.ordered_since if seen is not None else None) if ordered else None
+        # Another assignment is another order: the owner of now has not heard it for as long.
+        ordered_since = seen.ordered_since if ordered and seen is not None and seen.epoch == epoch else None
         if ordered and ordered_since is None:
             ordered_since = now
-        self._seen[slot] = _Sighting(fence, view.proof, since, ordered_since)
+        self._seen[slot] = _Sighting(fence, view.proof, since, epoch, ordered_since)
         if now - since >= self._stale:
             return True
         return ordered_since is not None and now - ordered_since >= self._ordered
+
+    def ordered(self) -> list[int]:
+        """Slots that wait for their old owner's release, because an order to move stands."""
+        return [slot for slot, seen in self._seen.items() if seen.ordered_since is not None]
+
+    def keep(self, wanted: Container[int]) -> None:
+        """Forgets the slots that are not among these."""
+        for slot in [s for s in self._seen if s not in wanted]:
+            del self._seen[slot]
 
     def forget(self, slot: int) -> None:
         """The slot was acquired, or is wanted no more."""

@@ -1,0 +1,53 @@
+{{/* The name of everything: the release's. */}}
+{{- define "plato.name" -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "plato.labels" -}}
+app.kubernetes.io/name: plato
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "plato.selector" -}}
+app.kubernetes.io/name: plato
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- define "plato.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (include "plato.name" .) -}}
+{{- end -}}
+
+{{- define "plato.operatorImage" -}}
+{{- .Values.image.reference | default (printf "%s/plato-operator:%s" .Values.image.registry (.Values.image.tag | default .Chart.AppVersion)) -}}
+{{- end -}}
+
+{{/* The watched namespaces, separated by commas. */}}
+{{- define "plato.namespaces" -}}
+{{- .Values.watchNamespaces | default (list .Release.Namespace) | uniq | join "," -}}
+{{- end -}}
+
+{{/* What every container of ours may do: nothing. */}}
+{{- define "plato.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- define "plato.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "plato.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}

@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ from starlette.routing import Route
 
 from .core import homes, lanes
 from .core.grants import Grants
+from .drain import GatewayDrain
 from .lane import BUFFER_BYTES, address
 from .load import LinkCollector, Load
 from .preflight import StartError, port_error, run_dir_error
@@ -141,9 +143,9 @@ class WorkerLane(asyncio.Protocol):
 
 
 class Link:
-    """Made inside a running loop: `start`, `run` until cancelled, `stop`."""
+    """Made inside a running loop: `start`, `run` until cancelled, `stop`. on_over: called when a SIGTERM's drain is over."""
 
-    def __init__(self, settings: Settings, source: TopologySource) -> None:
+    def __init__(self, settings: Settings, source: TopologySource, on_over: Callable[[], None] = lambda: None) -> None:
         self.log = logs.get("link")
         self.load = Load(settings.gateway.max_connections)
         self.streams: dict[str, ShardStream] = {}
@@ -171,6 +173,9 @@ class Link:
         self._admin: admin.HttpServer | None = None
         self._lane_folder = -1
         self._collector: LinkCollector | None = None
+        self.drain = GatewayDrain(
+            settings, self.lanes, self.streams, lambda slot: self._table[slot], lambda: source.gone, on_over
+        )
 
     # ── start and end ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -200,6 +205,7 @@ class Link:
             group.create_task(forever("topology", self._follow_topology()), name="topology")
             group.create_task(forever("reserve", self._reserve()), name="reserve")
             group.create_task(forever("tick", self._tick()), name="tick")
+            group.create_task(forever("drain", self.drain.run()), name="drain")
 
     async def _watch_streams(self) -> None:
         """Raises what ended a stream's task: a link does not run on with a part of it dead."""
@@ -227,6 +233,8 @@ class Link:
 
     def not_ready(self) -> str:
         """Why this gateway does not serve now; "" when it does."""
+        if self.drain.why:
+            return self.drain.why
         if self._topology is None:
             return "no topology was read yet"
         if self._own is None:
@@ -263,6 +271,7 @@ class Link:
         own = record if record is not None and record.uid == self._uid else None
         again = own is None or self._own is None or own.worker_id != self._own.worker_id
         self._own = own
+        self.drain.topology(topology, own)
         shards = {r.shard for r in topology.slots} & set(topology.shards) if own is not None else set()
         for name, stream in list(self.streams.items()):
             shard = topology.shards.get(name)
@@ -338,6 +347,9 @@ class Link:
             case lanes.Stats():
                 if self.lanes.get(lane.index) is lane:
                     self.load.stats(lane.index, message, time.monotonic())
+            case lanes.Held():
+                if self.lanes.get(lane.index) is lane:
+                    self.drain.held(lane, message)
             case lanes.Hello():
                 self._on_hello(lane, message)
             case _:
@@ -354,6 +366,7 @@ class Link:
         self.load.hello(hello)
         self.log.info("worker attached", worker=hello.index, pid=hello.pid, connections=hello.connections)
         lane.send(lanes.pack_slots(self._table))
+        self.drain.hello(lane, hello)
         self._configure()
         for stream in self.streams.values():
             if stream.attached:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -116,6 +117,8 @@ class ShardStream:
         self._on_change = on_change
         self._log = logs.get("stream").bind(shard=name)
         self._queue: deque[_Queued] = deque()
+        self._redirect: list[int] = []
+        """conn_ids to name to the shard with the next batch; one batch's worth at a time."""
         self._untaken: deque[_Untaken] = deque()
         self._batch_no = 0
         self._taken = 0
@@ -134,6 +137,19 @@ class ShardStream:
     def responds(self, within_s: float) -> bool:
         """Whether the stream is up and no batch of ours has waited longer than that."""
         return self.attached and (not self._untaken or time.monotonic() - self._untaken[0].sent_s < within_s)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be sent or taken."""
+        return not self._queue and not self._untaken
+
+    def redirect(self, conn_ids: list[int]) -> bool:
+        """Names connections whose clients are to go elsewhere. False: the stream is down, or the last ones still wait."""
+        if not self.attached or self._redirect:
+            return False
+        self._redirect = conn_ids
+        self._wake.set()
+        return True
 
     async def reserve(self, request: state_pb2.ReserveRequest, timeout_s: float) -> state_pb2.ReserveReply | None:
         """Asks this shard for a reservation; None: it did not answer."""
@@ -198,6 +214,7 @@ class ShardStream:
         self.attached = False
         self.counts.events_dropped += sum(len(q.events.kinds) for q in self._queue)
         self._queue.clear()
+        self._redirect = []
         self._untaken.clear()
         if was:
             self._on_change(self)
@@ -220,10 +237,13 @@ class ShardStream:
             while True:
                 if self._queue and len(self._untaken) < MAX_UNTAKEN:
                     batch = self._next_batch()
-                elif self._taken > self._taken_sent:
+                elif self._taken > self._taken_sent or self._redirect:
                     batch = state_pb2.LinkBatch()
                 else:
                     break
+                if self._redirect:
+                    batch.redirect = array("Q", self._redirect).tobytes()
+                    self._redirect = []
                 batch.taken = self._taken_sent = self._taken
                 await call.write(batch)
 

@@ -25,6 +25,7 @@ from plato.runtime import logs
 from plato.runtime.settings import Settings
 
 from .core import lanes
+from .core.drain import Mode
 from .downlink import Downlink
 from .lane import RETRY_MS, Lane
 from .listeners import Listeners
@@ -75,6 +76,8 @@ class Worker:
         self._next_connect_ms = 0.0
         self._worst_lag_ms = 0.0
         self._stopping = False
+        self._cut = 0
+        """Connections that a drain's deadline closed here."""
 
     def listen(self) -> None:
         """Opens the two listening sockets. Raises StartError."""
@@ -221,6 +224,8 @@ class Worker:
                 uplink.credit(message.group, message.credit_bytes)
             case lanes.Announce():
                 uplink.announce(message.group, message.attach, message.credit_bytes)
+            case lanes.Hold():
+                uplink.hold(message.slots)
             case lanes.Suspend():
                 uplink.suspend(message.group)
             case lanes.Slots():
@@ -228,8 +233,24 @@ class Worker:
             case lanes.Config():
                 self._listeners.minter.assign(message.worker_id, message.slots)
                 self._listeners.minter.grant(message.from_ms, message.until_ms)
+            case lanes.Drain():
+                self._drain(message.mode)
             case _:
                 self.stats.lane_errors += 1
+
+    def _drain(self, mode: int) -> None:
+        """Newcomers are let in or sent to the next gateway, everybody is closed or stays; the answer says who is here."""
+        if self._stopping:
+            return
+        self._listeners.closing = mode != Mode.SERVE
+        if mode == Mode.SERVE:
+            self._cut = 0
+        elif mode == Mode.CUT:
+            here = list(self._sockets.fd_of.values())
+            for fd in here:
+                self._downlink.close(fd, Code.GATEWAY_CLOSING)
+            self._cut += len(here)
+        self._lane.send(lanes.pack_held(mode, self._cut, self._sockets.fd_of))
 
     def _flush_lane(self) -> None:
         if self._lane_fd < 0:

@@ -6,12 +6,16 @@ WorkerFrames in wire/v1/state.proto, byte for byte, so the link moves them betwe
     worker → link   HELLO  once, first: who I am
                     EVENTS one group's events of an epoll round, in order (the data lane)
                     STATS  each second
+                    HELD   the answer to DRAIN: which connections are here
     link → worker   CONFIG    worker_id, the slots this worker mints in, the stamps it may use
                     SLOTS     slot → group (255: nobody); a group is the link's small number for a shard
                     ANNOUNCE  the group's stream is up: take this attach number, name what lives, read on
+                    HOLD      slots to hold: read none of their connections; of those that are held no more: name what
+                              lives there to their group, then read on
                     SUSPEND   the group's stream is down: stop reading its connections, forget what waits
                     CREDIT    the shard took that much; events cost `cost()` each
                     FRAMES    payloads once, then who gets which
+                    DRAIN     let newcomers in, refuse them, or close everybody
 
 Memory: a reader holds at most one unfinished message, of at most MAX_MESSAGE_BYTES.
 """
@@ -33,12 +37,15 @@ SLOT_BITS_BYTES: Final = 128
 HELLO: Final = 1
 EVENTS: Final = 2
 STATS: Final = 3
+HELD: Final = 4
 CONFIG: Final = 16
 SLOTS: Final = 17
 ANNOUNCE: Final = 18
 SUSPEND: Final = 19
 CREDIT: Final = 20
 FRAMES: Final = 21
+DRAIN: Final = 22
+HOLD: Final = 23
 
 OPENED: Final = 1
 DATA: Final = 2
@@ -61,6 +68,8 @@ _ANNOUNCE = struct.Struct("<BQQ")
 _SUSPEND = struct.Struct("<B")
 _CREDIT = struct.Struct("<BQ")
 _FRAMES = struct.Struct("<III")
+_DRAIN = struct.Struct("<B")
+_HELD = struct.Struct("<BI")
 
 
 class LaneError(Exception):
@@ -158,6 +167,13 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Link → worker: all slots that are held now."""
+
+    slots: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Suspend:
     """Link → worker: the group's stream is down."""
 
@@ -187,7 +203,23 @@ class Frames:
     flags: bytes
 
 
-Message = Hello | Events | Stats | Config | Slots | Announce | Suspend | Credit | Frames
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Link → worker: the Mode of core/drain.py; kept until the next one, also while the link is away."""
+
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Worker → link: the mode that is in force, every connection that is here, and how many CUT closed so far."""
+
+    mode: int
+    cut: int
+    conn_ids: array[int]
+
+
+Message = Hello | Events | Stats | Held | Config | Slots | Announce | Hold | Suspend | Credit | Frames | Drain
 
 
 def _message(kind: int, *parts: bytes) -> bytes:
@@ -224,6 +256,11 @@ def pack_announce(group: int, attach: int, credit_bytes: int) -> bytes:
     return _message(ANNOUNCE, _ANNOUNCE.pack(group, attach, credit_bytes))
 
 
+def pack_hold(slots: Iterable[int]) -> bytes:
+    """The HOLD message."""
+    return _message(HOLD, slot_bits(slots))
+
+
 def pack_suspend(group: int) -> bytes:
     """The SUSPEND message."""
     return _message(SUSPEND, _SUSPEND.pack(group))
@@ -232,6 +269,16 @@ def pack_suspend(group: int) -> bytes:
 def pack_credit(group: int, credit_bytes: int) -> bytes:
     """The CREDIT message."""
     return _message(CREDIT, _CREDIT.pack(group, credit_bytes))
+
+
+def pack_drain(mode: int) -> bytes:
+    """The DRAIN message."""
+    return _message(DRAIN, _DRAIN.pack(mode))
+
+
+def pack_held(mode: int, cut: int, conn_ids: Iterable[int]) -> bytes:
+    """The HELD message."""
+    return _message(HELD, _HELD.pack(mode, cut), array("Q", conn_ids).tobytes())
 
 
 def pack_frames(
@@ -349,12 +396,29 @@ def _announce(body: bytes) -> Announce:
     return Announce(*_ANNOUNCE.unpack(body))
 
 
+def _hold(body: bytes) -> Hold:
+    if len(body) != SLOT_BITS_BYTES:
+        raise LaneError("hold: wrong length")
+    return Hold(frozenset(slots_of_bits(body)))
+
+
 def _suspend(body: bytes) -> Suspend:
     return Suspend(*_SUSPEND.unpack(body))
 
 
 def _credit(body: bytes) -> Credit:
     return Credit(*_CREDIT.unpack(body))
+
+
+def _drain(body: bytes) -> Drain:
+    return Drain(*_DRAIN.unpack(body))
+
+
+def _held(body: bytes) -> Held:
+    mode, cut = _HELD.unpack_from(body)
+    if (len(body) - _HELD.size) % 8:
+        raise LaneError("held: a conn_id is cut")
+    return Held(mode, cut, array("Q", body[_HELD.size :]))
 
 
 def _frames(body: bytes) -> Frames:
@@ -388,10 +452,13 @@ _UNPACK: dict[int, Callable[[bytes], Message]] = {
     HELLO: _hello,
     EVENTS: _events,
     STATS: _stats,
+    HELD: _held,
     CONFIG: _config,
     SLOTS: _slots,
     ANNOUNCE: _announce,
+    HOLD: _hold,
     SUSPEND: _suspend,
     CREDIT: _credit,
     FRAMES: _frames,
+    DRAIN: _drain,
 }

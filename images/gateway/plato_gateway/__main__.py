@@ -55,15 +55,19 @@ def main() -> int:
 
 
 async def _run_link(settings: Settings) -> int:
-    from plato.adapters.topology_file import FileTopology
-    from plato.runtime.process import until_stopped
+    from plato.adapters.topology import topology_source
+    from plato.runtime.process import forever, until_stopped
 
     from .link import Link
 
-    link = Link(settings, FileTopology(settings.topology.path))
+    topology = topology_source(settings.topology)
+    link = Link(settings, topology)
     try:
         await link.start()
-        return await until_stopped([asyncio.create_task(link.run(), name="link")])
+        parts = {"topology": topology.run(), "link": link.run()}
+        return await until_stopped(
+            [asyncio.create_task(forever(name, part), name=name) for name, part in parts.items()]
+        )
     finally:
         await link.stop()
 

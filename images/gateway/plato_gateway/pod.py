@@ -8,6 +8,7 @@ whole at each change.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -127,7 +128,21 @@ class Pod:
             self._log.warning("a process of the gateway ended", role=child.role, code=code)
         if ended:
             self._write_pids()
+        self._bury_orphans()
         return 0
+
+    def _bury_orphans(self) -> None:
+        """As a container's first process: what others left to it ended, and nobody else will ask how."""
+        own = {c.process.pid for c in self._children() if c.process is not None}
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid in own:
+                return  # a child of ours that ended since the look above: the next look takes it, and goes on here
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(ended.si_pid, 0)
 
     def _stop(self) -> None:
         """Workers first: their last words to the shards go through the link."""

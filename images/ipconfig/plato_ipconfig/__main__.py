@@ -1,4 +1,4 @@
-"""`python -m plato_ipconfig`: wires the topology file, the keys and the board, and serves two ports."""
+"""`python -m plato_ipconfig`: wires the topology, the keys and the board, and serves two ports."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 import time
 
 from plato.adapters.tokens import JwtVerifier
-from plato.adapters.topology_file import FileTopology
+from plato.adapters.topology import topology_source
 from plato.runtime.admin import HttpServer
-from plato.runtime.process import StartError, run, until_stopped
+from plato.runtime.process import StartError, forever, run, until_stopped
 from plato.runtime.settings import Settings
 
 from plato_ipconfig.app import IpList, internal, public
@@ -25,7 +25,7 @@ def now_ms() -> int:
 async def main(settings: Settings) -> int:
     """Serves until it is stopped. Returns the exit code."""
     own = settings.ipconfig
-    topology = FileTopology(settings.topology.path)
+    topology = topology_source(settings.topology)
     tokens = JwtVerifier(settings.auth.keys_dir, settings.auth.issuer, settings.auth.audience)
     board = Board(own.silent_ms)
     ip_list = IpList(topology, board, tokens, guests=settings.auth.guests, now_ms=now_ms)
@@ -42,7 +42,10 @@ async def main(settings: Settings) -> int:
                 raise StartError(f"{key}: cannot listen on {host}:{port}: {e.strerror}; set another one") from e
             servers.append(server)
         source = LoadSource(topology, board, own.poll_ms, now_ms)
-        return await until_stopped([asyncio.create_task(source.run(), name="source")])
+        parts = {"topology": topology.run(), "source": source.run()}
+        return await until_stopped(
+            [asyncio.create_task(forever(name, part), name=name) for name, part in parts.items()]
+        )
     finally:
         for server in servers:
             await server.stop()

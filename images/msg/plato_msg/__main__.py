@@ -10,7 +10,7 @@ from plato.adapters import schema_pg
 from plato.adapters.bus_pg import PgBusReader
 from plato.adapters.pg import Database
 from plato.adapters.shards_grpc import GrpcShards
-from plato.adapters.topology_file import FileTopology
+from plato.adapters.topology import topology_source
 from plato.adapters.valkey import ValkeyStore
 from plato.core.errors import Unavailable
 from plato.router import Router
@@ -39,7 +39,7 @@ async def main(settings: Settings) -> int:
     info: dict[str, str] = {}
     database = Database(uri, schema, size=PIPELINE_CONNECTIONS)
     reads = Database(uri, schema, size=READ_CONNECTIONS)
-    topology = FileTopology(settings.topology.path)
+    topology = topology_source(settings.topology)
     bus = PgBusReader(database)
     store = await ValkeyStore.connect(settings.store.url, settings.store.key_prefix)
     shards = GrpcShards(topology)
@@ -81,9 +81,16 @@ async def main(settings: Settings) -> int:
     grpc, _ = await server.start(
         server.MsgServicer(service.history, not_ready), settings.msg.host, settings.msg.grpc_port
     )
-    try:
+
+    async def serve() -> None:
         await _wait_for_dependencies(settings, store, why, info)
-        code = await process.until_stopped([asyncio.create_task(service.run(), name="msg")])
+        await service.run()
+
+    try:
+        parts = {"topology": topology.run(), "msg": serve()}
+        code = await process.until_stopped(
+            [asyncio.create_task(process.forever(name, part), name=name) for name, part in parts.items()]
+        )
     finally:
         await service.leave()
         await grpc.stop(server.STOP_GRACE_S)
@@ -109,8 +116,9 @@ async def _wait_for_dependencies(settings: Settings, store: ValkeyStore, why: li
             await store.check()
             break
         except Unavailable as e:
+            if why[0] != str(e):
+                log.warning("waits", reason=str(e))
             why[0] = str(e)
-            log.warning("waits", reason=str(e))
             await asyncio.sleep(_WAIT_S)
     for level in ("none", "process", "node"):
         metrics.DURABILITY.labels(level).set(level == durability.level)

@@ -96,10 +96,6 @@ def setup(tmp_path: Path, postgres_uri: str, valkey_url: str) -> Setup:
 Break = Callable[[Setup], Coroutine[Any, Any, Any]]
 
 
-async def no_schema(s: Setup) -> None:
-    await asyncpg_execute(s, f"DROP SCHEMA {s.schema} CASCADE")
-
-
 async def newer_schema(s: Setup) -> None:
     await asyncpg_execute(s, f"UPDATE {s.schema}.meta SET value = '99' WHERE key = 'schema_version'")
 
@@ -142,7 +138,6 @@ async def asyncpg_execute(s: Setup, sql: str) -> None:
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        (no_schema, "plato db migrate"),
         (newer_schema, "newer version of Plato"),
         (other_partitions, "bus.partitions: 16 cannot be used"),
         (wrong_password, "database.uri"),
@@ -170,6 +165,40 @@ async def test_what_cannot_start_says_so_in_one_line(setup: Setup, broken: Break
     assert words in lines[0]
     assert "wrong@" not in lines[0]
     assert ":wrong" not in lines[0]
+
+
+async def test_it_waits_in_words_for_a_schema_that_is_migrated_beside_it(setup: Setup) -> None:
+    setup.name_it()
+    process = await setup.start()
+    try:
+
+        async def says_so() -> bool:
+            return "plato db migrate" in (await setup.get("/readyz"))[1]
+
+        await until(says_so)
+        assert (await setup.get("/healthz"))[0] == 200
+        await migrate(setup.uri, setup.schema, PARTITIONS)
+        await until(setup.ready)
+    finally:
+        process.terminate()
+        async with asyncio.timeout(10):
+            _, stderr = await process.communicate()
+    assert process.returncode == 0, stderr.decode()
+
+
+async def test_a_signal_ends_it_while_it_waits(setup: Setup) -> None:
+    setup.settings["store"]["url"] = "redis://127.0.0.1:1/0"
+    await migrate(setup.uri, setup.schema, PARTITIONS)
+    process = await setup.start()
+
+    async def says_so() -> bool:
+        return "store" in (await setup.get("/readyz"))[1]
+
+    await until(says_so)
+    process.terminate()
+    async with asyncio.timeout(10):
+        _, stderr = await process.communicate()
+    assert process.returncode == 0, stderr.decode()
 
 
 @pytest.fixture

@@ -199,7 +199,6 @@ async def test_a_port_in_use_is_told_in_one_line(place: Place, which: str) -> No
     [
         ({"PLATO_PROCESS__NAME": ""}, "process.name"),
         ({"PLATO_BUS__PARTITIONS": "8"}, "partitions"),
-        ({"PLATO_DATABASE__SCHEMA_NAME": "nowhere"}, "plato db migrate"),
         ({"PLATO_AUTH__KEYS_DIR": "/nowhere/keys"}, "auth.keys_dir"),
     ],
 )
@@ -212,6 +211,39 @@ async def test_settings_that_cannot_work_are_told_in_one_line(
     assert process.returncode == 2
     assert len(lines) == 1, err
     assert words in lines[0]
+
+
+async def test_it_waits_in_words_for_a_schema_that_is_migrated_beside_it(place: Place, postgres_uri: str) -> None:
+    process = await place.run("u1", PLATO_DATABASE__SCHEMA_NAME="state_later")
+    try:
+        deadline = asyncio.get_running_loop().time() + 20
+        while "plato db migrate" not in (answer := (await place.get("/readyz"))[1]):
+            assert asyncio.get_running_loop().time() < deadline, answer
+            await asyncio.sleep(0.02)
+        assert (await place.get("/healthz"))[0] == 200
+        await schema_pg.migrate(postgres_uri, "state_later", 4)
+        await place.ready()
+    finally:
+        await end(process)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"PLATO_STORE__URL": "redis://127.0.0.1:1/0"}, "store"),
+        ({"PLATO_DATABASE__URI": "postgresql://plato@127.0.0.1:1/plato"}, "database plato at 127.0.0.1:1"),
+    ],
+)
+async def test_a_signal_ends_it_while_it_waits_for_what_is_away(
+    place: Place, variables: dict[str, str], words: str
+) -> None:
+    process = await place.run("u1", **variables)
+    deadline = asyncio.get_running_loop().time() + 20
+    while words not in (answer := (await place.get("/readyz"))[1]):
+        assert asyncio.get_running_loop().time() < deadline, answer
+        await asyncio.sleep(0.02)
+    code, said = await end(process, signal.SIGTERM)
+    assert code == 0, said
 
 
 async def test_a_stopped_process_that_wakes_serves_on(place: Place) -> None:

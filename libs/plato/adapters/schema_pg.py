@@ -22,6 +22,10 @@ from plato.runtime.settings import SettingsError
 _FOLDER: Final = "sql"
 
 
+class NotMigrated(Unavailable):
+    """The database holds no schema yet, or an older one: whoever started us runs `plato db migrate`, beside us or later."""
+
+
 def migrations() -> dict[int, str]:
     """{number: SQL text} of every file NNNN_name.sql, from 1 without a gap."""
     files = {
@@ -76,18 +80,18 @@ async def migrate(uri: str, schema: str, partitions: int = 64) -> int:
 async def check(uri: str, schema: str, partitions: int) -> int:
     """The database's schema version, if this program fits it.
 
-    Raises SettingsError in words: no schema, older or newer schema, other number of partitions, refused password, unknown
-    database. Raises Unavailable while the server is away.
+    Raises SettingsError in words: newer schema, other number of partitions, refused password, unknown database. Raises
+    Unavailable while the server is away; NotMigrated, which is one, while the schema is missing or older.
     """
     connection = await _open(uri, schema)
     try:
         with translated():
             version = await _version(connection, schema)
             if version == 0:
-                raise SettingsError(f"{_where(uri)} holds no schema {schema!r} yet; run `plato db migrate` first")
+                raise NotMigrated(f"{_where(uri)} holds no schema {schema!r} yet; run `plato db migrate` first")
             _refuse_newer(version, uri)
             if version < code_version():
-                raise SettingsError(
+                raise NotMigrated(
                     f"{_where(uri)} has schema version {version}, this program needs {code_version()};"
                     " run `plato db migrate`"
                 )

@@ -289,9 +289,15 @@ def _running(settings: Settings) -> LocalCluster | None:
 
 
 @db.command()
-def migrate(settings: SettingsFile = None, data_dir: DataDir = None) -> int:
+def migrate(
+    settings: SettingsFile = None,
+    data_dir: DataDir = None,
+    wait_s: Annotated[
+        float, typer.Option("--wait-s", min=0, help="How long database.uri is tried again while it does not answer.")
+    ] = 60,
+) -> int:
     """Bring a database to this version's schema: the running embedded cluster's with --data-dir, else the one of
-    database.uri, else the running one of this folder."""
+    database.uri, else the running one of this folder. Ends with 2 for what waiting does not mend, 1 for the rest."""
     from plato.cli.show import without_passwords
     from plato.local import database
     from plato.local.folder import LocalError
@@ -305,9 +311,15 @@ def migrate(settings: SettingsFile = None, data_dir: DataDir = None) -> int:
                 f"Plato is not running in {chosen(loaded)}; start it with `plato up`, or name another database by "
                 "database.uri (and no --data-dir)"
             )
-        loaded = running.settings
+        loaded, wait_s = running.settings, 0
+
+    def say(line: str) -> None:
+        print(f"plato: {line}", file=sys.stderr, flush=True)
+
     schema = loaded.database.schema_name
-    version = asyncio.run(database.migrate(loaded.database.uri, schema, loaded.bus.partitions))
+    version = asyncio.run(
+        database.migrate_when_it_answers(loaded.database.uri, schema, loaded.bus.partitions, wait_s, say)
+    )
     print(f"the schema {schema} is at version {version}, in {without_passwords(loaded.database.uri)}")
     return 0
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from plato.core.errors import PlatoError
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from plato.core.errors import PlatoError, Unavailable
 from plato.local.folder import DataFolder, LocalError
 from plato.local.servers import PostgresServer, new_password, write_private
 from plato.runtime.settings import SettingsError
 
 NAME = "plato"
 """Name of the role and of the database."""
+_AGAIN_S: Final = 0.5
 
 
 async def prepare(server: PostgresServer, folder: DataFolder) -> str:
@@ -42,6 +48,32 @@ async def migrate(uri: str, schema: str, partitions: int) -> int:
         return await schema_pg.migrate(uri, schema, partitions)
     except (SettingsError, PlatoError) as e:
         raise LocalError(str(e)) from e
+
+
+async def migrate_when_it_answers(
+    uri: str, schema: str, partitions: int, wait_s: float, say: Callable[[str], None]
+) -> int:
+    """As `migrate`, for a database that may be starting beside us: tried again for wait_s; `say` is told each new reason.
+
+    Raises SettingsError for what waiting does not mend, and Unavailable.
+    """
+    from plato.adapters import schema_pg
+
+    end_s = time.monotonic() + wait_s
+    told = ""
+    while True:
+        try:
+            async with asyncio.timeout(max(1.0, end_s - time.monotonic())):
+                return await schema_pg.migrate(uri, schema, partitions)
+        except TimeoutError as e:
+            raise Unavailable(f"the migration did not end within {wait_s:g} s: the database is busy or hangs") from e
+        except Unavailable as e:
+            if time.monotonic() + _AGAIN_S >= end_s:
+                raise
+            if str(e) != told:
+                told = str(e)
+                say(f"{told}; trying again")
+        await asyncio.sleep(_AGAIN_S)
 
 
 async def durability(uri: str) -> str:

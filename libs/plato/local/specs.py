@@ -38,7 +38,7 @@ class Spec:
 
 
 _DECIDED = (
-    ("topology", "path"), ("auth", "keys_dir"), ("gateway", "run_dir"), ("database", "uri"), ("store", "url"),
+    ("topology", "path"), ("topology", "config_map"), ("auth", "keys_dir"), ("gateway", "run_dir"), ("database", "uri"), ("store", "url"),
     ("process", "name"), ("process", "uid"),
 )  # fmt: skip
 """Keys that the embedded cluster sets itself: see `effective` and `write_all`."""
@@ -53,7 +53,7 @@ def effective(settings: Settings, folder: DataFolder, database_uri: str, store_u
     """The user's settings with what this cluster decides: folders, its servers, its key. Ports are still the user's."""
     return settings.model_copy(
         update={
-            "topology": settings.topology.model_copy(update={"path": folder.topology}),
+            "topology": settings.topology.model_copy(update={"path": folder.topology, "config_map": ""}),
             "auth": settings.auth.model_copy(update={"keys_dir": folder.keys}),
             "database": settings.database.model_copy(update={"uri": database_uri}),
             "store": settings.store.model_copy(update={"url": store_url}),

@@ -6,10 +6,13 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from plato.runtime import logs
@@ -60,14 +63,18 @@ async def stop_signal() -> None:
 
 async def until_stopped(tasks: list[asyncio.Task[Any]]) -> int:
     """Waits for a stop signal (returns 0) or for the end of any task (logs it, returns 1): a service never runs on with
-    a part of it dead."""
+    a part of it dead. A SettingsError or StartError of a task is raised: only that task could find it, after waiting."""
     log = logs.get("process")
     waiter = asyncio.create_task(stop_signal())
     done, _ = await asyncio.wait([waiter, *tasks], return_when=asyncio.FIRST_COMPLETED)
     code = 0
+    words: BaseException | None = None
     for task in done - {waiter}:
         code = 1
         error = None if task.cancelled() else task.exception()
+        if isinstance(error, (SettingsError, StartError)):
+            words = error
+            continue
         log.error("a task ended", task=task.get_name(), cancelled=task.cancelled(), exc_info=error)
     waiter.cancel()
     for task in tasks:
@@ -75,7 +82,24 @@ async def until_stopped(tasks: list[asyncio.Task[Any]]) -> int:
     for task in [waiter, *tasks]:
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
+    if words is not None:
+        raise words
     return code
+
+
+def own_machine() -> None:
+    """What a process asks of its kernel at the start: as many open files as it may have, and, as a container's first
+    process, that nobody waits for the orphans that fall to it. For services that start no children of their own."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # an unlimited one may be more than the kernel's own bound
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if os.getpid() == 1:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """Ends a process that does not listen to its loop yet."""
+    raise SystemExit(0)
 
 
 def run(name: str, main: Callable[[Settings], Coroutine[Any, Any, int]]) -> int:
@@ -83,6 +107,9 @@ def run(name: str, main: Callable[[Settings], Coroutine[Any, Any, int]]) -> int:
 
     A SettingsError (2) and a StartError (CANNOT_START) are one line on standard error.
     """
+    # A container's first process gets no signal that it has not asked for: without this, one before the loop is lost.
+    signal.signal(signal.SIGTERM, _interrupted)
+    own_machine()
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--settings", type=Path, default=None, help="settings file (default: ./plato.yaml)")
     arguments = parser.parse_args()

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .PHONY: help setup up down status doctor test lint types imports proto proto-check \
-	settings-page settings-check crds-page crds-check mutants lock first-use ci clean \
+	settings-page settings-check crds-page crds-check manifests manifests-check mutants lock first-use ci clean \
 	testbed-up testbed-down testbed-check
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make lint, types, imports    ruff, mypy --strict, the import rules"
 	@echo "make proto, settings-page, lock    write the stubs, docs/settings.md, requirements.lock"
 	@echo "make proto-check, settings-check, crds-check   compare them; make crds-page writes docs/crds.md"
+	@echo "make manifests   write what the charts take from crds/, and deploy/ from the chart (needs helm); manifests-check compares"
 	@echo "make mutants     break each rule and see its test fail; ARGS=R7 picks one"
 	@echo "make testbed-up, testbed-down     a real Kubernetes on this machine, as root; testbed-check proves it"
 	@echo "make first-use   clone, start, chat, as a newcomer would"
@@ -67,6 +68,12 @@ crds-page: setup
 
 crds-check: setup
 	@$(BIN)/python tools/crd_page.py --check
+
+manifests: setup
+	@$(BIN)/python tools/manifests.py
+
+manifests-check: setup
+	@$(BIN)/python tools/manifests.py --check
 
 mutants: setup
 	@$(BIN)/python tools/mutants.py $(ARGS)

@@ -16,6 +16,7 @@ DROPPED: Final = Counter("plato_state_dropped_total", "Frames and events dropped
 DOUBTS: Final = Counter("plato_state_doubts_total", "Sessions that began a new run.")
 LOGINS: Final = Counter("plato_state_commits_total", "Ends of commits by result.", ["result"])
 ENDED: Final = Counter("plato_state_sessions_ended_total", "Sessions that ended by reason.", ["reason"])
+REDIRECTS: Final = Counter("plato_state_redirects_total", "Clients of draining gateways by what was done.", ["done"])
 APPEND_SECONDS: Final = Histogram(
     "plato_state_bus_append_seconds",
     "Time of one append to the bus.",

@@ -23,6 +23,7 @@ from plato.runtime.settings import Settings
 from plato_state.downlink import Downlink
 from plato_state.ownership import Ownership
 from plato_state.recovery import Recovery
+from plato_state.redirect import Redirects
 from plato_state.server import StateService, make_server
 from plato_state.sessions import Sessions
 from plato_state.shard import Shard
@@ -59,6 +60,7 @@ class StateShard:
             self.shard, self.downlink, ports.sessions, router, ports.shards, ports.msg, ports.topology
         )
         self.uplink = Uplink(self.shard, self.downlink, self.sessions, ports.bus, ports.tokens)
+        self.uplink.redirect = Redirects(self.shard, self.sessions, ports.topology).order
         recovery = Recovery(self.shard, self.uplink, self.sessions, self.downlink, ports.sessions, router)
         self.ownership = Ownership(self.shard, settings.process.uid, recovery, ports.sessions, ports.topology)
         self.sessions.suspect = self.ownership.suspect

@@ -114,6 +114,8 @@ class Uplink:
             LOGOUT: self._logout,
         }
         sessions.replay = self.frames
+        self.redirect: Callable[[LinkStream, bytes], None] = lambda _, __: None
+        """Handles the connections that a draining gateway names; set by service."""
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -137,6 +139,8 @@ class Uplink:
                     if link.closed_why:
                         return
                     begun = time.perf_counter()
+        if batch.redirect:
+            self.redirect(link, batch.redirect)
         if batch.batch_no:
             link.handled_batch(batch.batch_no)
 

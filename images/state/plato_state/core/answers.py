@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from plato.core.codes import Code, text
+from plato.topology.record import Gateway
 from plato.wire.v1.client_pb2 import (
     ACK,
     ERROR,
@@ -13,6 +15,7 @@ from plato.wire.v1.client_pb2 import (
     KICK,
     NOTIFY,
     PULLED,
+    REDIRECT,
     SYNC,
     SYNCED,
     UP,
@@ -22,6 +25,8 @@ from plato.wire.v1.client_pb2 import (
     KickMsg,
     MsgCmd,
     PulledMsg,
+    RedirectGateway,
+    RedirectMsg,
     SyncedMsg,
 )
 
@@ -117,6 +122,14 @@ def error(code: Code, kind: Kind, ref: int = 0) -> bytes:
 def kick(code: Code) -> bytes:
     """The session ended for good."""
     return frame(KICK, KickMsg(code=code, msg=text(code)).SerializeToString())
+
+
+def redirect(gateways: Iterable[tuple[str, Gateway]]) -> bytes:
+    """Go on through one of these gateways, (name, record), the best first."""
+    message = RedirectMsg(
+        gateways=[RedirectGateway(name=n, ip=g.ip, port=g.tcp, ws_port=g.ws, zone=g.zone) for n, g in gateways]
+    )
+    return frame(REDIRECT, message.SerializeToString())
 
 
 def synced(encoded: bytes) -> bytes:

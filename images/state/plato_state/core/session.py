@@ -605,6 +605,18 @@ class Connection:
             return self._asked is not None and any(known == ref for known, _ in self._asked.syncs)
         return self._awaited == kind
 
+    def redirected(self, frame: bytes) -> list[Action]:
+        """Its gateway drains: a session is told where else to go and stays meanwhile. frame: the REDIRECT; b"": there is
+        nowhere to go now. Whoever has no session here, or would not know the frame, is closed and comes back elsewhere."""
+        if self.phase is Phase.COMMITTING:
+            return []  # its gateway names it again
+        if self.phase is Phase.LIVE and not self.guest:
+            return [Send(frame)] if frame else []
+        if refusal := self._not_here():
+            return refusal
+        self.socket = False
+        return [Close(self._error(Code.GATEWAY_CLOSING, LOGIN)), *self._socket_gone()]
+
     # ── frames in the wrong place ────────────────────────────────────────────────────────────────────────────
 
     def out_of_place(self, kind: Kind, ref: int = 0) -> list[Action]:

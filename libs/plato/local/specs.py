@@ -38,8 +38,8 @@ class Spec:
 
 
 _DECIDED = (
-    ("topology", "path"), ("topology", "config_map"), ("auth", "keys_dir"), ("gateway", "run_dir"), ("database", "uri"), ("store", "url"),
-    ("process", "name"), ("process", "uid"),
+    ("topology", "path"), ("topology", "config_map"), ("auth", "keys_dir"), ("gateway", "run_dir"),
+    ("database", "uri"), ("store", "url"), ("process", "name"), ("process", "uid"),
 )  # fmt: skip
 """Keys that the embedded cluster sets itself: see `effective` and `write_all`."""
 

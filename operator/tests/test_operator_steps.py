@@ -153,7 +153,8 @@ def test_rolling_goes_from_the_highest_ordinal_and_one_at_a_time(world: World) -
 
 def test_o01_a_broken_revision_is_replaced_without_a_hand(world: World) -> None:
     world.respec(version="bad")
-    world.act()
+    old = world.api.children[("StatefulSet", "demo-s0")].template_hash
+    until(world, lambda: world.api.children[("StatefulSet", "demo-s0")].template_hash != old)
     world.bad_hashes = {
         world.api.children[("StatefulSet", name)].template_hash for name in ("demo-s0", "demo-s1", POOL)
     }

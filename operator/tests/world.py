@@ -18,7 +18,7 @@ from plato.api.shard import StateShardSpec
 from plato.api.shared import Ref
 from plato.topology.record import DRAINING, LEAVING, LOST, SERVING, Topology
 from plato.topology.slots import members, spans
-from plato_operator.core.orders import Apply, DeletePod, DeleteShard, Gate, Lower, Plan, Raise
+from plato_operator.core.orders import Apply, DeletePod, DeleteShard, Gate, Lower, Plan, Raise, Remove
 from plato_operator.core.plan import one_pass
 from plato_operator.core.snapshot import (
     GATEWAY,
@@ -118,6 +118,8 @@ class World:
         self.cut_off: set[str] = set()
         self.silent: set[str] = set()
         self.bad_hashes: set[str] = set()
+        self.migrates = True
+        self.versions: dict[str, str] = {}  # template hash → version of the spec that it was rendered from
         self.leader = "op-1"
         self.memories: dict[str, Memory] = {}
         self.history: list[Api] = []
@@ -208,6 +210,8 @@ class World:
                         self.delete_pod(pod.name)
             elif kind == "Deployment":
                 self._deployment(name, child)
+            elif kind == "Job" and self.migrates:
+                self.api.children[(kind, name)] = replace(child, succeeded=1)
         for shard in list(self.api.shards.values()):
             if shard.deleting:
                 del self.api.shards[shard.name]
@@ -231,6 +235,7 @@ class World:
         self.api.pods[name] = Pod(
             name, self._uid(), component, owner, ordinal, phase="Pending", running=False, created_ms=self.now_ms,
             template_hash=child.template_hash, restarted_at=child.restarted_at,
+            version=self.versions.get(child.template_hash, ""),
         )  # fmt: skip
 
     def _kubelets(self) -> None:
@@ -419,6 +424,11 @@ class World:
                 if order.grace_s is None:
                     self._check_parting(order.name)
             self.delete_pod(order.name, grace_s=order.grace_s or GRACE_S)
+        elif isinstance(order, Remove):
+            child = self.api.children.get((order.kind, order.name))
+            if child is None or child.uid != order.uid:
+                raise Refused
+            del self.api.children[(order.kind, order.name)]
         elif isinstance(order, DeleteShard):
             shard = self.api.shards.get(order.name)
             if shard is None or shard.uid != order.uid:
@@ -443,6 +453,7 @@ class World:
 
     def _apply(self, order: Apply) -> None:
         key = (order.kind, order.name)
+        self.versions.setdefault(order.template_hash, self.cluster.spec.version)
         if order.kind == "GatewayPool":
             if order.name not in self.api.pools:
                 self.api.pools[order.name] = Pool(order.name, self._uid(), 1, self.first_pool)

@@ -16,12 +16,13 @@ from typing import Any, Final
 from plato.api.cluster import Bus, Gateways, Images, IpconfigSpec, Monitoring, MsgSpec, StateSpec, Tls
 from plato.api.names import admin_secret_name, default_pool_name, shard_name
 from plato.api.objects import to_object
-from plato.api.pool import GatewayPoolSpec, PoolTemplate
+from plato.api.pool import DrainSpec, GatewayPoolSpec, PoolTemplate, Ports
 from plato.api.shared import Ref
 from plato.topology.slots import counts
 
-from plato_operator.core.orders import Apply
+from plato_operator.core.orders import Apply, Remove
 from plato_operator.core.rollout import msg_done, state_done
+from plato_operator.core.snapshot import GATEWAY, IPCONFIG, MSG, STATE, Child
 from plato_operator.core.work import Work
 
 _ROLLS_NOTHING: Final = ("drain", "rollout", "replicas", "clusterRef", "publicAddress")
@@ -62,28 +63,59 @@ def _stripped(value: Any, default: Any) -> Any:
     return {k: _stripped(v, default.get(k)) for k, v in value.items() if v != default.get(k) and v not in ({}, [])}
 
 
-def wanted(work: Work) -> Iterator[Wanted]:
-    """All objects, in the order of their creation: what others need comes first."""
-    cluster = work.snap.cluster
-    name, spec = cluster.name, cluster.spec
-    common = {"images": stripped(spec.images, Images()), "tls": stripped(spec.tls, Tls())}
-    back = {
+def _common(work: Work) -> dict[str, Any]:
+    spec = work.snap.cluster.spec
+    return {"images": stripped(spec.images, Images()), "tls": stripped(spec.tls, Tls())}
+
+
+def _back(work: Work) -> dict[str, Any]:
+    spec = work.snap.cluster.spec
+    return {
         "database": to_object(spec.database), "store": to_object(spec.store), "bus": stripped(spec.bus, Bus()),
         "auth": to_object(spec.auth),
     }  # fmt: skip
+
+
+def migration(work: Work) -> str:
+    """Name of the Job that brings the database to what the present spec asks for; another one for each set of inputs."""
+    cluster = work.snap.cluster
+    return f"{_migrations(work)}{hashed([cluster.spec.version, _common(work), _back(work)])[:8]}"
+
+
+def _migrations(work: Work) -> str:
+    return f"{work.snap.cluster.name}-migrate-"
+
+
+def migration_job(work: Work) -> Child | None:
+    """That Job as it is."""
+    return work.snap.children.get(("Job", migration(work)))
+
+
+def migrated(work: Work) -> bool:
+    """Whether the database is ready for the present spec."""
+    job = migration_job(work)
+    return job is not None and job.succeeded > 0
+
+
+def wanted(work: Work) -> Iterator[Wanted]:
+    """All objects, in the order of their creation: what others need comes first."""
+    name, spec = work.snap.cluster.name, work.snap.cluster.spec
+    common, back = _common(work), _back(work)
     yield Wanted("Secret", admin_secret_name(name), "admin-tokens", {}, once=True)
     for kind in ("ServiceAccount", "Role", "RoleBinding"):
         yield Wanted(kind, name, "members", {})
-    for part in ("state", "msg"):
+    for part in (STATE, MSG):
         yield Wanted("Service", f"{name}-{part}", part, {})
         yield Wanted("PodDisruptionBudget", f"{name}-{part}", part, {})
-    yield Wanted("Service", f"{name}-ipconfig", "ipconfig", {"serviceType": spec.ipconfig.service_type})
-    yield Wanted("PodDisruptionBudget", f"{name}-ipconfig", "ipconfig", {})
+    yield Wanted("Service", f"{name}-ipconfig", IPCONFIG, {"serviceType": spec.ipconfig.service_type})
+    yield Wanted("PodDisruptionBudget", f"{name}-ipconfig", IPCONFIG, {})
     if spec.network_policy:
-        yield Wanted("NetworkPolicy", name, "members", {})
+        nodes = {"nodes": list(work.snap.node_cidrs)} if work.snap.node_cidrs else {}
+        yield Wanted("NetworkPolicy", name, "members", nodes)
     if spec.monitoring.pod_monitor:
-        yield Wanted("PodMonitor", name, "members", stripped(spec.monitoring, Monitoring()))
-    yield Wanted("Job", f"{name}-migrate-{hashed([spec.version, common, back])[:8]}", "migrate", {}, once=True)
+        tls = {"internal": to_object(spec.tls.internal)} if spec.tls.internal is not None else {}
+        yield Wanted("PodMonitor", name, "members", {**stripped(spec.monitoring, Monitoring()), **tls})
+    yield Wanted("Job", migration(work), "migrate", {}, once=True)
     yield from _state(work, {"version": spec.version, **common, **back})
     if spec.gateways.enabled:
         template = stripped(spec.gateways.template, Gateways().template)
@@ -95,10 +127,10 @@ def wanted(work: Work) -> Iterator[Wanted]:
             yield from _pool(pool.name, pool.spec, {"version": pool.spec.version or spec.version, **common})
     pods = {"version": spec.version, **common, **back}
     msg = {**pods, "msg": {**stripped(spec.msg, MsgSpec()), "replicas": None}}
-    yield Wanted("Deployment", f"{name}-msg", "msg", {}, msg, replicas=spec.msg.replicas)
+    yield Wanted("Deployment", f"{name}-msg", MSG, {}, msg, replicas=spec.msg.replicas)
     ipconfig = {"version": spec.version, **common, "auth": back["auth"]}
     ipconfig["ipconfig"] = {**stripped(spec.ipconfig, IpconfigSpec()), "replicas": None, "serviceType": None}
-    yield Wanted("Deployment", f"{name}-ipconfig", "ipconfig", {}, ipconfig, replicas=spec.ipconfig.replicas, late=True)
+    yield Wanted("Deployment", f"{name}-ipconfig", IPCONFIG, {}, ipconfig, replicas=spec.ipconfig.replicas, late=True)
 
 
 def _state(work: Work, pods: dict[str, Any]) -> Iterator[Wanted]:
@@ -110,11 +142,11 @@ def _state(work: Work, pods: dict[str, Any]) -> Iterator[Wanted]:
     names = {shard_name(cluster.name, i) for i in range(cluster.spec.state.shards)} | set(counts(work.topology))
     names |= {n for n, shard in work.snap.shards.items() if shard.owned and not shard.deleting}
     for shard in sorted(names):
-        yield Wanted("StateShard", shard, "state", {}, once=True)
+        yield Wanted("StateShard", shard, STATE, {}, once=True)
         yield Wanted(
             "StatefulSet",
             shard,
-            "state",
+            STATE,
             {},
             {**pods, "state": state},
             replicas=1,
@@ -125,17 +157,16 @@ def _state(work: Work, pods: dict[str, Any]) -> Iterator[Wanted]:
 
 def _pool(name: str, spec: GatewayPoolSpec, common: dict[str, Any]) -> Iterator[Wanted]:
     own = stripped(spec, GatewayPoolSpec(**_plain(PoolTemplate()), cluster_ref=Ref("")))
-    other = {"deadline": spec.drain.deadline_seconds}
+    drain = stripped(spec.drain, DrainSpec())
+    other = {"drain": {k: v for k, v in drain.items() if k != "onCordon"}}
     template = {**common, "pool": {k: v for k, v in own.items() if k not in (*_ROLLS_NOTHING, "version")}}
     budget = {"maxUnavailable": spec.rollout.max_unavailable}
-    yield Wanted("Service", name, GATEWAY_ROLE, {}, owner_kind="GatewayPool", owner=name)
-    yield Wanted("PodDisruptionBudget", name, GATEWAY_ROLE, budget, owner_kind="GatewayPool", owner=name)
+    ports = stripped(spec.ports, Ports())
+    yield Wanted("Service", name, GATEWAY, ports, owner_kind="GatewayPool", owner=name)
+    yield Wanted("PodDisruptionBudget", name, GATEWAY, budget, owner_kind="GatewayPool", owner=name)
     yield Wanted(
-        "StatefulSet", name, GATEWAY_ROLE, other, template, replicas=spec.replicas, owner_kind="GatewayPool", owner=name
+        "StatefulSet", name, GATEWAY, other, template, replicas=spec.replicas, owner_kind="GatewayPool", owner=name
     )  # fmt: skip
-
-
-GATEWAY_ROLE: Final = "gateway"
 
 
 def _plain(template: PoolTemplate) -> dict[str, Any]:
@@ -144,7 +175,7 @@ def _plain(template: PoolTemplate) -> dict[str, Any]:
 
 def apply_children(work: Work) -> None:
     """Orders what is missing or was rendered from other inputs; a quiet cluster gets no order."""
-    ipconfig_turn = msg_done(work) and state_done(work)
+    ipconfig_turn, ready_base = msg_done(work) and state_done(work), migrated(work)
     for child in wanted(work):
         template_hash = hashed(child.template) if child.template is not None else ""
         # A StatefulSet's replicas move by drains, a default pool's by its owner: only Deployments follow the spec here.
@@ -152,6 +183,10 @@ def apply_children(work: Work) -> None:
         input_hash = hashed([child.other, template_hash, followed])
         there = work.snap.children.get((child.kind, child.name))
         if there is not None and (child.once or there.input_hash == input_hash):
+            continue
+        if child.owner_kind == "StateShard" and child.owner not in work.snap.shards:
+            continue  # its owner is made first; the next pass knows the uid
+        if child.template is not None and not ready_base and _waits(child, there, template_hash):
             continue
         if there is not None and child.late and there.template_hash != template_hash and not ipconfig_turn:
             continue
@@ -162,3 +197,24 @@ def apply_children(work: Work) -> None:
                 input_hash, template_hash, replicas,
             )
         )  # fmt: skip
+    _remove(work)
+
+
+def _waits(child: Wanted, there: Child | None, template_hash: str) -> bool:
+    """Whether this must wait for the migration: msg and state at all, the others before they change. So pods of a newer
+    version never meet an older schema, and the order of a rollout begins after the migration."""
+    return child.role in (STATE, MSG) if there is None else there.template_hash != template_hash
+
+
+def _remove(work: Work) -> None:
+    """What the spec does not ask for any more: optional objects, and Jobs of earlier inputs once the present one is done."""
+    spec, name = work.snap.cluster.spec, work.snap.cluster.name
+    unwanted = [("NetworkPolicy", name)] if not spec.network_policy else []
+    unwanted += [("PodMonitor", name)] if not spec.monitoring.pod_monitor else []
+    if migrated(work):
+        past = sorted(n for kind, n in work.snap.children if kind == "Job" and n.startswith(_migrations(work)))
+        unwanted += [("Job", n) for n in past if n != migration(work)]
+    for kind, child in unwanted:
+        there = work.snap.children.get((kind, child))
+        if there is not None:
+            work.applies.append(Remove(kind, child, there.uid))

@@ -19,16 +19,20 @@ from plato.topology.record import DRAINING, LEAVING, LOST, SLOTS, Gateway
 from plato.topology.slots import counts, left, members, spans
 from plato.topology.worker_ids import held
 
+from plato_operator.core.children import migrated, migration_job, wanted
 from plato_operator.core.drains import FORCE_AFTER_MS
 from plato_operator.core.moves import wanted_weights
 from plato_operator.core.repair import repaired
 from plato_operator.core.rollout import ipconfig_done, msg_done, outdated_shards, settled, state_done
-from plato_operator.core.snapshot import MSG, Pod, Pool, Shard, shard_pod
+from plato_operator.core.snapshot import IPCONFIG, MSG, STATE, Pod, Pool, Shard, Snapshot, shard_pod
 from plato_operator.core.work import Work, is_lost, record_of
 
 STALE_AFTER_S = 30
 """A gateway whose epoch is older than the record's by this many seconds is behind (epochs are Unix seconds)."""
 MOST_DRAINS = 50
+MOST_QUOTED = 300
+REFUSALS = ("InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "ApplyRefused")
+NOT_STALLED = ("NotStalled", "everything that was asked for could be applied")
 
 
 def rfc3339(unix_ms: int) -> str:
@@ -75,7 +79,9 @@ def cluster_status(work: Work) -> PlatoClusterStatus:
     gateways_ready = sum(_ready(work, p) for p in pools)
     move, to_move = topology.move, left(topology, wanted_weights(work))
     msgs_ready = sum(pod.ready and not pod.deleting for pod in snap.pods.values() if pod.component == MSG)
-    rolling = not (msg_done(work) and state_done(work) and ipconfig_done(work)) or any(_rolling(work, p) for p in pools)
+    rolling = not (migrated(work) and msg_done(work) and state_done(work) and ipconfig_done(work)) or any(
+        _rolling(work, p) for p in pools
+    )
     down = [n for n in counts(topology) if not work.shard_ready(n)]
 
     sheet.add("SlotsAcquired", not missing, *(
@@ -88,23 +94,26 @@ def cluster_status(work: Work) -> PlatoClusterStatus:
         ("Exhausted", f"{work.exhausted} pods wait for one of {1024} worker ids; they are held or rest after their pod went")
         if work.exhausted else ("Available", "every pod has its worker id")
     ))  # fmt: skip
-    sheet.add("TopologyHealthy", True, *(
-        ("Rebuilt", "the record was lost and has been rebuilt from what pods reported")
+    sheet.add("TopologyHealthy", not work.too_large, *(
+        ("TooLarge", f"{work.too_large}: the last one stays, nobody is added or drained; run fewer gateways and shards")
+        if work.too_large
+        else ("Rebuilt", "the record was lost and has been rebuilt from what pods reported")
         if snap.memory.rebuilt_epoch else ("Written", "the record is what this operator wrote")
     ))  # fmt: skip
-    sheet.add("DependenciesReady", not snap.missing_secrets, *(
-        ("SecretMissing", f"create in this namespace: {', '.join(sorted(snap.missing_secrets))}")
-        if snap.missing_secrets else ("Found", "the named Secrets and keys exist")
-    ))  # fmt: skip
+    sheet.add("DependenciesReady", *_dependencies(work))
     sheet.add("Paused", spec.paused, *(
         ("Paused", "spec.paused is true: restarted pods are admitted, nothing else is changed") if spec.paused
         else ("Running", "changes are carried out")
     ))  # fmt: skip
     foreign = [n for n, s in snap.shards.items() if not s.owned or shard_index(snap.cluster.name, n) is None]
-    sheet.add("ConfigurationWarning", bool(foreign), *(
-        ("ForeignShard", f"not made by this PlatoCluster and passed over: {', '.join(sorted(foreign))}") if foreign
-        else ("None", "nothing to warn about")
+    sheet.add("ConfigurationWarning", *(
+        (True, "BusNotSupported", f"this version has no bus of type {spec.bus.type}: pods will not start; use Postgres")
+        if spec.bus.type != "Postgres"
+        else (True, "ForeignShard", f"not made by this PlatoCluster and passed over: {', '.join(sorted(foreign))}")
+        if foreign else (False, "None", "nothing to warn about")
     ))  # fmt: skip
+    stalled = refusal(work)
+    sheet.add("Stalled", bool(stalled), *(stalled or NOT_STALLED))
     why = _not_ready(work, missing, msgs_ready, gateways_ready, gateways_wanted, pools)
     busy = (
         rolling
@@ -129,7 +138,7 @@ def cluster_status(work: Work) -> PlatoClusterStatus:
     if not snap.pods:
         phase = "Pending"
     return PlatoClusterStatus(
-        observed_generation=snap.cluster.generation, phase=phase, version=spec.version, epoch=topology.epoch,
+        observed_generation=snap.cluster.generation, phase=phase, version=_version(work, rolling), epoch=topology.epoch,
         slots=SlotCounts(SLOTS, len(acquired), len(members(move.slots)) if move is not None else 0),
         worker_ids=WorkerIdCounts(len(held(topology)), sum(r.until_ms > snap.now_ms for r in topology.resting.values())),
         shards=f"{len(ready_shards)}/{spec.state.shards}", gateways=f"{gateways_ready}/{gateways_wanted}",
@@ -143,22 +152,79 @@ def _not_ready(
     work: Work, missing: int, msgs: int, ready: int, wanted: int, pools: list[Pool]
 ) -> tuple[str, str] | None:
     """(reason, message) of what keeps clients from being served well; None: nothing."""
-    if work.snap.missing_secrets:
-        return "SecretMissing", f"create in this namespace: {', '.join(sorted(work.snap.missing_secrets))}"
+    holds, reason, message = _dependencies(work)
+    if holds is False:
+        return reason, message
+    stalled = refusal(work)
+    if stalled is not None:
+        return stalled
     if not msgs:
-        return (
-            "MsgDown",
-            "no msg pod is ready: messages are accepted at most until queues are full, and none is delivered",
-        )
+        words = "no msg pod is ready: messages are accepted at most until queues are full, and none is delivered"
+        return "MsgDown", words + _trouble(pod for pod in work.snap.pods.values() if pod.component == MSG)
     if missing:
-        return "SlotsMissing", f"{missing} of {SLOTS} slots are not served"
+        shards = (pod for pod in work.snap.pods.values() if pod.component == STATE and not pod.ready)
+        return "SlotsMissing", f"{missing} of {SLOTS} slots are not served{_trouble(shards)}"
     ipconfig = work.snap.children.get(("Deployment", f"{work.snap.cluster.name}-ipconfig"))
     if ipconfig is None or not ipconfig.ready:
-        return "IpconfigDown", "no ipconfig pod is ready: clients do not learn of gateways"
+        words = "no ipconfig pod is ready: clients do not learn of gateways"
+        return "IpconfigDown", words + _trouble(pod for pod in work.snap.pods.values() if pod.component == IPCONFIG)
     spare = sum(p.spec.rollout.max_unavailable for p in pools if _rolling(work, p))
     if ready < wanted - spare or (wanted and not ready):
-        return "GatewaysMissing", f"{ready} of {wanted} gateways are ready"
+        gateways = (pod for pod in work.gateway_pods().values() if not pod.ready)
+        return "GatewaysMissing", f"{ready} of {wanted} gateways are ready{_trouble(gateways)}"
     return None
+
+
+def _trouble(pods: Iterable[Pod]) -> str:
+    """The first thing that Kubernetes itself says about one of the pods, to put behind a message."""
+    for pod in sorted(pods, key=lambda p: p.name):
+        words = " ".join((pod.unschedulable or pod.trouble).split())
+        if words:
+            return f"; {pod.name}: {words[:MOST_QUOTED]}"
+    return ""
+
+
+def _dependencies(work: Work) -> tuple[bool | None, str, str]:
+    """(holds, reason, message) of the Secrets and the database's schema."""
+    missing, job = work.snap.missing_secrets, migration_job(work)
+    if missing:
+        return False, "SecretMissing", f"create in this namespace: {', '.join(sorted(missing))}"
+    if migrated(work):
+        return True, "Found", "the named Secrets and keys exist, and the database has this version's schema"
+    if job is not None and job.failed:
+        logs = f"kubectl logs -n {work.snap.cluster.namespace} job/{job.name}"
+        words = f"the migration of the database failed {job.failed} times: see `{logs}`; it is tried some 12 times, and anew"
+        return False, "MigrationFailed", f"{words} when the Job is deleted. Running pods keep what they run"
+    return None, "Migrating", "the database is being brought to this version's schema; msg and state wait for it"
+
+
+def refusal(work: Work, kind: str = "PlatoCluster", name: str = "") -> tuple[str, str] | None:
+    """(reason, message) of the first child that was refused, of a pool or a shard only its own; None: all were taken."""
+    owners = {(c.kind, c.name): (c.owner_kind, c.owner) for c in wanted(work)}
+    for child, (reason, message) in sorted(work.snap.refusals.items()):
+        if kind == "PlatoCluster" or (kind, name) in (child, owners.get(child)):
+            known = reason if reason in REFUSALS else "ApplyRefused"
+            return known, f"{child[0]} {child[1]} was not applied: {message}"
+    return None
+
+
+def _version(work: Work, rolling: bool) -> str:
+    """The version that every pod runs; while they differ, the one before. Pools with a version of their own don't count."""
+    cluster = work.snap.cluster
+    canaries = {p.name for p in work.snap.pools.values() if p.spec.version}
+    found = {pod.version for pod in work.snap.pods.values() if pod.version and pod.owner not in canaries}
+    before = sorted(found - {cluster.spec.version})
+    if before:
+        return before[0]
+    return cluster.spec.version if found or (work.snap.pods and not rolling) else ""
+
+
+def unknown_status(snap: Snapshot) -> PlatoClusterStatus:
+    """Status while the record is missing and those who still know are asked: nothing is judged."""
+    sheet = _Sheet(snap.cluster.generation)
+    sheet.add("Ready", None, "TopologyMissing", "the topology is missing: what pods report is being gathered")
+    sheet.add("Reconciling", True, "Progressing", "the topology is being rebuilt")
+    return PlatoClusterStatus(observed_generation=snap.cluster.generation, phase="Progressing", conditions=sheet.done())
 
 
 def _resharding(work: Work, to_move: int) -> tuple[str, str]:
@@ -218,7 +284,10 @@ def pool_status(work: Work, pool: Pool) -> GatewayPoolStatus:
     ))  # fmt: skip
     spare = spec.rollout.max_unavailable if _rolling(work, pool) else 0
     good = ready >= max(spec.replicas - spare, min(1, spec.replicas))
-    sheet.add("Ready", good, "Serving" if good else "GatewaysMissing", f"{ready} of {spec.replicas} gateways are ready")
+    stalled = refusal(work, "GatewayPool", pool.name)
+    sheet.add("Stalled", bool(stalled), *(stalled or NOT_STALLED))
+    words = f"{ready} of {spec.replicas} gateways are ready{'' if good else _trouble(p for p in pods if not p.ready)}"
+    sheet.add("Ready", good and not stalled, *(stalled or ("Serving" if good else "GatewaysMissing", words)))
     busy = _rolling(work, pool) or len(pods) != spec.replicas or ready != spec.replicas
     sheet.add(
         "Reconciling",
@@ -288,17 +357,16 @@ def shard_status(work: Work, shard: Shard) -> StateShardStatus:
     lost = pod is not None and work.lost(pod)
     serves = settled(work, shard.name)
     ready = work.shard_ready(shard.name)
+    stalled = refusal(work, "StateShard", shard.name)
     if shard.name not in work.weights():
-        sheet.add(
-            "Stalled",
-            True,
-            "ForeignShard",
-            "only a PlatoCluster makes StateShards: delete this one, raise spec.state.shards",
-        )
-    sheet.add("Ready", ready and serves, *(
-        ("Serving", "every slot of this shard is served") if ready and serves
+        stalled = "ForeignShard", "only a PlatoCluster makes StateShards: delete this one, raise spec.state.shards"
+    sheet.add("Stalled", bool(stalled), *(stalled or NOT_STALLED))
+    sheet.add("ConfigurationWarning", False, "None", "nothing to warn about")
+    sheet.add("Ready", ready and serves and not stalled, *(
+        stalled if stalled
+        else ("Serving", "every slot of this shard is served") if ready and serves
         else ("Loading", "its slots are being loaded") if ready
-        else ("PodNotReady", f"pod {shard_pod(shard.name)} is not ready")
+        else ("PodNotReady", f"pod {shard_pod(shard.name)} is not ready{_trouble([pod] if pod is not None else [])}")
     ))  # fmt: skip
     sheet.add("SlotsAcquired", serves, "AllAcquired" if serves else "Loading", f"{number} slots are assigned")
     sheet.add("Evacuating", not weight and number > 0, *(

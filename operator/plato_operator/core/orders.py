@@ -49,6 +49,15 @@ class Raise:
 
 
 @dataclass(frozen=True, slots=True)
+class Remove:
+    """Delete a child that the spec does not ask for any more, and in the background what it owns; precondition: its uid."""
+
+    kind: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class TopologyWrite:
     """Write the record; version is the resourceVersion it must still have, empty: it must not exist."""
 
@@ -106,7 +115,7 @@ class Plan:
     memory goes into the next snapshot. requeue_ms: look again after this, whatever happens.
     """
 
-    applies: tuple[Apply | Gate | Raise, ...] = ()
+    applies: tuple[Apply | Gate | Raise | Remove, ...] = ()
     write: TopologyWrite | None = None
     act: Act | None = None
     cluster_status: PlatoClusterStatus | None = None

@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plato.topology.record import next_epoch
+from plato.topology.stored import TooLargeError, pack
 
 from plato_operator.core import conditions, rebuild
 from plato_operator.core.children import apply_children
 from plato_operator.core.drains import cancel, finish, raise_replicas, start
 from plato_operator.core.members import admit, drop_old_rests, gates, note_outside, retire
 from plato_operator.core.moves import bind_homes, close_or_undo, open_move, remove_shard, take_over
-from plato_operator.core.orders import Plan, TopologyWrite
+from plato_operator.core.orders import Gate, Plan, TopologyWrite
 from plato_operator.core.repair import repair
 from plato_operator.core.rollout import roll_state
 from plato_operator.core.snapshot import Snapshot
@@ -71,7 +72,7 @@ def _rebuild(snap: Snapshot) -> Plan:
     since = snap.memory.missing_since_ms or snap.now_ms
     memory = replace(snap.memory, missing_since_ms=since)
     if rebuild.can_wait_for(snap) and snap.now_ms - since < rebuild.WAIT_MS:
-        return Plan(memory=memory, requeue_ms=BUSY_MS)
+        return Plan(memory=memory, cluster_status=conditions.unknown_status(snap), requeue_ms=BUSY_MS)
     work = Work(snap, rebuild.rebuilt(snap), 0)
     work.epoch = work.topology.epoch
     bind_homes(work)
@@ -89,7 +90,19 @@ def _rebuild(snap: Snapshot) -> Plan:
     return Plan(write=write, events=tuple(work.events), memory=memory, requeue_ms=0)
 
 
+def _bound(work: Work) -> None:
+    """Keeps the observed record where the changed one is too large to be written, and drops what told pods of the change."""
+    if not work.changed or work.snap.topology is None:
+        return
+    try:
+        pack(work.topology)
+    except TooLargeError as e:
+        work.topology, work.changed, work.too_large = work.snap.topology, False, str(e)
+        work.applies = [order for order in work.applies if not isinstance(order, Gate)]
+
+
 def _plan(work: Work) -> Plan:
+    _bound(work)
     topology = work.topology
     busy = (
         work.changed or work.act is not None or bool(work.applies) or topology.move is not None

@@ -70,7 +70,8 @@ class Pod:
 
     owner is the pool or shard (empty for msg and ipconfig), ordinal its number there. running: its main container runs
     now. gate: the condition plato.im/serving, None while unset. delete_at_ms: when a deleted pod is killed. version: its
-    annotation plato.im/version.
+    annotation plato.im/version. trouble: why its main container does not run, as its status says: the reason and message it
+    waits with, and the last words of the one before (all have terminationMessagePolicy FallbackToLogsOnError).
     """
 
     name: str
@@ -95,6 +96,7 @@ class Pod:
     unschedulable: str = ""
     endpoint: Endpoint | None = None
     version: str = ""
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ def migrate_pod(ask: Ask) -> dict[str, Any]:
         "env": _backing(ask.spec, store=False),
         "resources": _resources("migrate", Resources()),
         "securityContext": _HARDENED,
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # a condition quotes the last words
         "volumeMounts": [{"name": "tmp", "mountPath": _TMP}],
     }
     spec = _pod(ask, container, ask.spec.msg.placement, STATE_GRACE_S)
@@ -260,6 +261,7 @@ def _container(
         "readinessProbe": probe("/readyz", 2, 2),
         "resources": _resources(component, resources),
         "securityContext": _HARDENED,
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # a condition quotes the last words
         "volumeMounts": mounts,
     }
 

@@ -15,6 +15,8 @@ import grpc
 from grpc import aio
 
 from plato.core.errors import Unavailable
+from plato.runtime.tls import InternalTls
+from plato.runtime.tls import channel as new_channel
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 _GRACE_S: Final = 10.0  # longer than any call of ours
@@ -45,9 +47,10 @@ _AWAY: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, 
 class Peers:
     """The channels of one kind of peer ("shard", "msg")."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, tls: InternalTls | None = None) -> None:
         self._kind = kind
-        self._channels: dict[str, tuple[tuple[str, str], aio.Channel]] = {}
+        self._tls = tls
+        self._channels: dict[str, tuple[tuple[str, str, int], aio.Channel]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -56,11 +59,12 @@ class Peers:
         if self._closed:
             raise PeerUnavailable(f"{self._kind} {name}: the channels were closed", away=True)
         known = self._channels.get(name)
-        if known is not None and known[0] == (addr, uid):
+        version = self._tls.version if self._tls is not None else 0
+        if known is not None and known[0] == (addr, uid, version):
             return known[1]
         self._retire(name)
-        channel = aio.insecure_channel(addr, options=_OPTIONS)
-        self._channels[name] = ((addr, uid), channel)
+        channel = new_channel(self._tls, addr, _OPTIONS)
+        self._channels[name] = ((addr, uid, self._tls.version if self._tls is not None else 0), channel)
         return channel
 
     async def answer(self, name: str, channel: aio.Channel, call: Awaitable[T]) -> T:

@@ -14,6 +14,7 @@ from typing import Final
 from plato.adapters.grpc_peers import Peers, PeerUnavailable
 from plato.core.errors import Unavailable
 from plato.ports import TopologySource
+from plato.runtime.tls import InternalTls
 from plato.topology.record import Msg
 from plato.wire.v1.suffix import varint
 
@@ -26,9 +27,9 @@ _PAUSE_S: Final = 0.1
 class GrpcMsgs:
     """MsgClient over gRPC; processes come from the topology at each round."""
 
-    def __init__(self, topology: TopologySource) -> None:
+    def __init__(self, topology: TopologySource, tls: InternalTls | None = None) -> None:
         self._topology = topology
-        self._peers = Peers("msg")
+        self._peers = Peers("msg", tls)
         self._turn = 0
         self._aside: dict[str, float] = {}  # uid → until when (monotonic) it is asked last; pruned at each round
 

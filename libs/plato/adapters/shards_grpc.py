@@ -12,6 +12,7 @@ from grpc import aio
 from plato.adapters.grpc_peers import Peers
 from plato.core.errors import Unavailable
 from plato.ports import Delivery, Payload, TopologySource
+from plato.runtime.tls import InternalTls
 from plato.wire.v1 import state_pb2, state_pb2_grpc
 
 DEADLINE_S: Final = 2.0
@@ -20,9 +21,9 @@ DEADLINE_S: Final = 2.0
 class GrpcShards:
     """ShardClient over gRPC; addresses come from the topology at each call."""
 
-    def __init__(self, topology: TopologySource) -> None:
+    def __init__(self, topology: TopologySource, tls: InternalTls | None = None) -> None:
         self._topology = topology
-        self._peers = Peers("shard")
+        self._peers = Peers("shard", tls)
 
     async def deliver(self, shard: str, payloads: Sequence[Payload], entries: Sequence[Delivery]) -> list[int]:
         """See the port."""

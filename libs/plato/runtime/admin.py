@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 
 import uvicorn
@@ -43,9 +44,10 @@ def app(
 class HttpServer:
     """Serves an ASGI application inside this loop. `start` raises OSError (port in use) at once; `stop` ends it."""
 
-    def __init__(self, application: Starlette, host: str, port: int) -> None:
+    def __init__(self, application: Starlette, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         config = uvicorn.Config(application, host=host, port=port, log_config=None, access_log=False, lifespan="off")
         config.load()
+        config.ssl = tls
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
         self._host, self._port = host, port

@@ -210,7 +210,10 @@ class Kube:
     ) -> None:
         """Deletes the object with this uid and, where given, resourceVersion. One that is not there any more is no error."""
         preconditions = {"uid": uid, **({"resourceVersion": version} if version else {})}
-        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+        # Background is not every kind's default: a Job would leave its pods behind.
+        body: Object = {
+            "apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions, "propagationPolicy": "Background",
+        }  # fmt: skip
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
         try:

@@ -28,6 +28,7 @@ PACKAGES: Final = {
     "buildah": "buildah",
     "debootstrap": "debootstrap",
     "openssl": "openssl",
+    "lua5.4": "lua5.4",  # runs the health check for Argo CD
     "nsenter": "util-linux",
 }
 """Program (a name on the search path, or a file) → the Debian package that brings it."""

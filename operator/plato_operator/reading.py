@@ -145,7 +145,7 @@ def pod(obj: Object, pools: Mapping[str, Pool], nodes: Mapping[str, Object] | No
         drain_asked=ANNOTATION_DRAIN in notes(obj),
         unschedulable=scheduled.get("message", "") or "Unschedulable" if stuck else "",
         endpoint=_endpoint(obj, pools.get(owner), host) if component == GATEWAY else None,
-        version=notes(obj).get(ANNOTATION_VERSION, ""),
+        version=notes(obj).get(ANNOTATION_VERSION, ""), trouble=_trouble(obj, component),
     )  # fmt: skip
 
 
@@ -197,10 +197,26 @@ def _number(env: Mapping[str, str], name: str, default: int) -> int:
 
 def _runs(obj: Object, component: str) -> bool:
     """Whether its main container runs now."""
+    return "running" in (_main(obj, component).get("state") or {})
+
+
+def _main(obj: Object, component: str) -> Object:
+    """Status of its main container."""
     found: Iterable[Object] = (obj.get("status") or {}).get("containerStatuses") or ()
     by_name = {c.get("name", ""): c for c in found}
-    main = by_name.get(component) or next(iter(by_name.values()), {})
-    return "running" in (main.get("state") or {})
+    return by_name.get(component) or next(iter(by_name.values()), {})
+
+
+def _trouble(obj: Object, component: str) -> str:
+    """What it waits with, and the last line of the container before."""
+    status = _main(obj, component)
+    waiting = (status.get("state") or {}).get("waiting") or {}
+    ended = (status.get("lastState") or {}).get("terminated") or {}
+    said = str(ended.get("message", "")).strip().splitlines()
+    words = [str(waiting.get(key, "")) for key in ("reason", "message")]
+    if words == ["ContainerCreating", ""]:
+        words = []
+    return ": ".join(word for word in (*words, *said[-1:]) if word)
 
 
 def _condition(obj: Object, type_: str) -> Object:

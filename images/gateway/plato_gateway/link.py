@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from plato.core.ids import SLOTS
 from plato.ports import TopologySource
 from plato.runtime import admin, logs
 from plato.runtime.process import forever
@@ -33,6 +34,7 @@ from starlette.routing import Route
 
 from .core import homes, lanes
 from .core.grants import Grants
+from .core.hold import Holds
 from .drain import GatewayDrain
 from .lane import BUFFER_BYTES, address
 from .load import LinkCollector, Load
@@ -160,6 +162,8 @@ class Link:
         self._own: Gateway | None = None
         self._groups = homes.Groups()
         self._table = bytes([lanes.NO_GROUP]) * 1024
+        self._holds = Holds()
+        self._held: frozenset[int] = frozenset()
         self._grants = Grants()
         self._refused = ""
         """Why no shard reserves for us; "" when one does."""
@@ -284,16 +288,29 @@ class Link:
         table_before = self._table
         self._groups.keep(sorted(shards))
         self._table = homes.slot_table(topology, self._groups.of)
-        if self._table != table_before:
-            gained = {new for new, old in zip(self._table, table_before, strict=True) if new != old}
-            for lane in self.lanes.values():
-                lane.send(lanes.pack_slots(self._table))
-            for stream in self.streams.values():
-                if stream.attached and stream.group in gained:
-                    self._announce(stream)
+        self._hold(table_before)
         for name in sorted(set(self._groups.of) - set(self.streams)):
             self._begin_stream(name, topology.shards[name])
         self._reserve_now.set()
+        self._configure()
+
+    def _hold(self, table_before: bytes | None = None) -> None:
+        """Tells the workers which slots wait for their shard, and about new owners. Who changed is held in between, so that
+        nothing of it is read before its new shard was told what lives there."""
+        assert self._topology is not None
+        said = {name: stream.serves for name, stream in self.streams.items() if stream.serves is not None}
+        before, self._held = self._held, self._holds.look(self._topology, said, time.monotonic())
+        moved = table_before is not None and self._table != table_before
+        changed = {s for s in range(SLOTS) if table_before[s] != self._table[s]} if moved and table_before else set()
+        for lane in self.lanes.values():
+            if moved:
+                lane.send(lanes.pack_hold(before | self._held | changed))
+                lane.send(lanes.pack_slots(self._table))
+            if moved or self._held != before:
+                lane.send(lanes.pack_hold(self._held))
+
+    def _on_serves(self, stream: ShardStream) -> None:
+        self._hold()
         self._configure()
 
     def _begin_stream(self, name: str, shard: Shard) -> None:
@@ -306,7 +323,8 @@ class Link:
             link_boot=self._boot,
         )
         self._heard_s[name] = time.monotonic()
-        stream = ShardStream(name, self._groups.of[name], shard.addr, shard.uid, hello, self.lanes, self._on_stream)
+        group, lanes_of = self._groups.of[name], self.lanes
+        stream = ShardStream(name, group, shard.addr, shard.uid, hello, lanes_of, self._on_stream, self._on_serves)
         self.streams[name] = stream
         task = self._tasks[name] = asyncio.create_task(forever(f"stream-{name}", stream.run()), name=f"stream-{name}")
         task.add_done_callback(self._on_stream_task)
@@ -365,6 +383,7 @@ class Link:
         self.lanes[hello.index] = lane
         self.load.hello(hello)
         self.log.info("worker attached", worker=hello.index, pid=hello.pid, connections=hello.connections)
+        lane.send(lanes.pack_hold(self._held))
         lane.send(lanes.pack_slots(self._table))
         self.drain.hello(lane, hello)
         self._configure()
@@ -405,6 +424,7 @@ class Link:
                 if stream.responds(HOME_SILENT_S) or (name in own.homes and self._heard_s[name] > since_s)
             }
             slots = homes.home_slots(topology, own.homes, live)
+            slots = tuple(s for s in slots if s not in self._held) or slots
         for lane in self.lanes.values():
             from_ms, until_ms = self._grants.window(lane.index, lane.boot)
             mine = homes.slots_for_worker(slots, lane.index, self._settings.gateway.workers)
@@ -417,6 +437,8 @@ class Link:
             for name, stream in self.streams.items():
                 if stream.responds(TICK_S):
                     self._heard_s[name] = now_s
+            if self._holds.waiting:
+                self._hold()
             self._configure()
 
     async def _reserve(self) -> None:

@@ -25,6 +25,7 @@ from plato.runtime import logs
 from plato.wire.v1 import state_pb2, state_pb2_grpc
 
 from .core import lanes
+from .core.hold import Serves
 
 MAX_UNTAKEN: Final = 2
 BATCH_BYTES: Final = 1_048_576
@@ -93,7 +94,8 @@ class _Untaken:
 
 
 class ShardStream:
-    """One shard's stream. `workers`: index → lane, kept by the link. `on_change(self)`: it attached or detached."""
+    """One shard's stream. `workers`: index → lane, kept by the link. `on_change(self)`: it attached or detached;
+    `on_serves(self)`: it said which slots it serves."""
 
     def __init__(
         self,
@@ -104,6 +106,7 @@ class ShardStream:
         hello: state_pb2.LinkHello,
         workers: Mapping[int, WorkerPort],
         on_change: Callable[[ShardStream], None],
+        on_serves: Callable[[ShardStream], None] = lambda _: None,
     ) -> None:
         self.name = name
         self.group = group
@@ -111,10 +114,13 @@ class ShardStream:
         self.uid = uid
         """The shard's process, by the newest topology."""
         self.attached = False
+        self.serves: Serves | None = None
+        """What the shard said last of the slots that it serves; None: nothing yet on this stream."""
         self.counts = Counts()
         self._hello = hello
         self._workers = workers
         self._on_change = on_change
+        self._on_serves = on_serves
         self._log = logs.get("stream").bind(shard=name)
         self._queue: deque[_Queued] = deque()
         self._redirect: list[int] = []
@@ -212,6 +218,7 @@ class ShardStream:
     def _detach(self) -> None:
         was = self.attached
         self.attached = False
+        self.serves = None
         self.counts.events_dropped += sum(len(q.events.kinds) for q in self._queue)
         self._queue.clear()
         self._redirect = []
@@ -313,6 +320,9 @@ class ShardStream:
             if batch.not_owner_epoch > self.counts.not_owner_epoch:
                 self.counts.not_owner_epoch = batch.not_owner_epoch
                 self._log.info("the shard lost slots", at_epoch=batch.not_owner_epoch)
+            if batch.serves:
+                self.serves = batch.serves_epoch, int.from_bytes(batch.serves, "little")
+                self._on_serves(self)
             for columns in batch.frames:
                 worker = self._workers.get(columns.worker)
                 if worker is None or not await worker.room(STALL_S):

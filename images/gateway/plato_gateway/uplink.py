@@ -110,7 +110,11 @@ class Uplink:
         self._send = send
         self._nobody = Group(lanes.NO_GROUP)
         self._groups: dict[int, Group] = {}
-        self._group_of: list[Group] = [self._nobody] * SLOTS
+        self._table = bytes([lanes.NO_GROUP]) * SLOTS
+        self._held: frozenset[int] = frozenset()
+        self._closed: dict[int, int] = {}
+        """conn_id → code of those that ended while their slot was held: their next shard has not heard of them."""
+        self._group_of: list[Group] = [self._nobody] * SLOTS  # by slot; nobody's while it is held
         self.attach = 0
         """The greatest attach number taken so far, of any group."""
 
@@ -120,6 +124,8 @@ class Uplink:
         """The lane broke: no stream is known, nothing that waited is sent."""
         waiting = [self._nobody, *self._groups.values()]
         self._groups.clear()
+        self._held = frozenset()
+        self._closed.clear()
         self._nobody = Group(lanes.NO_GROUP)
         self._group_of = [self._nobody] * SLOTS
         for group in waiting:
@@ -135,9 +141,31 @@ class Uplink:
         for number in numbers:
             if number not in self._groups:
                 self._groups[number] = Group(number)
-        self._group_of = [self._groups.get(number, self._nobody) for number in table]
+        self._table = table
+        self._assign()
         for group in waiting:
             self._resume(group)
+
+    def hold(self, slots: frozenset[int]) -> None:
+        """These slots are held from now on. Those that were, and are no more, are named to their group, then read (R6)."""
+        self.flush()
+        released, self._held = self._held - slots, slots
+        self._assign()
+        for group in self._groups.values():
+            if group.attach:
+                theirs = [slot for slot in sorted(released) if self._group_of[slot] is group]
+                if theirs:
+                    self._name(group, theirs)
+        self._closed = {c: code for c, code in self._closed.items() if c & 0x3FF in slots}
+        if released:
+            for group in (self._nobody, *self._groups.values()):
+                self._resume(group)
+
+    def _assign(self) -> None:
+        self._group_of = [
+            self._nobody if slot in self._held else self._groups.get(number, self._nobody)
+            for slot, number in enumerate(self._table)
+        ]
 
     def announce(self, number: int, attach: int, credit_bytes: int) -> None:
         """R6: takes the attach number and names what lives, between BEGIN and END, before anything else is said."""
@@ -150,17 +178,23 @@ class Uplink:
         group.credit_bytes = credit_bytes
         group.share_bytes = max(READ_BYTES, credit_bytes // SHARE)
         group.used_bytes.clear()
-        slots = [slot for slot in range(SLOTS) if self._group_of[slot] is group]
+        self._name(group, [slot for slot in range(SLOTS) if self._group_of[slot] is group])
+        self._resume(group)
+
+    def _name(self, group: Group, slots: list[int]) -> None:
+        """Says which connections of these slots live, and of which it was kept that they ended."""
         group.add(lanes.BEGIN, 0, lanes.slot_bits(slots))
-        group_of, peer = self._group_of, self._sockets.peer
+        named, peer = set(slots), self._sockets.peer
         for conn_id, fd in self._sockets.fd_of.items():
-            if group_of[conn_id & 0x3FF] is group:
+            if conn_id & 0x3FF in named:
                 group.add(lanes.NAMED, conn_id, peer(fd))
                 if len(group.kinds) >= NAMED_PER_MESSAGE:
                     self._flush(group)
         group.add(lanes.END, 0, b"")
+        for conn_id, code in self._closed.items():
+            if conn_id & 0x3FF in named:
+                group.add(lanes.CLOSED, conn_id, code.to_bytes(2, "big"))
         self._flush(group)
-        self._resume(group)
 
     def suspend(self, number: int) -> None:
         """The group's stream is down: its connections are kept and not read."""
@@ -187,6 +221,8 @@ class Uplink:
 
     def closed(self, conn_id: int, code: int) -> None:
         """A connection ended."""
+        if conn_id & 0x3FF in self._held:
+            self._closed[conn_id] = code
         self._group_of[conn_id & 0x3FF].add(lanes.CLOSED, conn_id, code.to_bytes(2, "big"))
 
     def read_tcp(self, fd: int) -> None:

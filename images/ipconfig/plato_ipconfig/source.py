@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import aiohttp
 from plato.core.errors import Unavailable
 from plato.ports import TopologySource
 from plato.runtime import logs
+from plato.runtime.tls import INTERNAL_NAME, InternalTls
 from plato.topology.record import Gateway
 
 from plato_ipconfig.core.rank import Board, Load
@@ -26,11 +29,21 @@ _log = logs.get("source")
 class LoadSource:
     """Feeds a board until it is cancelled."""
 
-    def __init__(self, topology: TopologySource, board: Board, poll_ms: int, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        topology: TopologySource,
+        board: Board,
+        poll_ms: int,
+        now_ms: Callable[[], int],
+        tls: InternalTls | None = None,
+    ) -> None:
         self._topology = topology
         self._board = board
         self._poll_s = poll_ms / 1000
         self._now_ms = now_ms
+        self._tls = tls
+        self._context: ssl.SSLContext | None = None
+        self._version = 0
 
     async def run(self) -> None:
         """Asks in rounds. A gateway's fault ends no round; no fault ends this task."""
@@ -49,7 +62,7 @@ class LoadSource:
 
     async def _ask(self, session: aiohttp.ClientSession, name: str, gateway: Gateway) -> None:
         try:
-            async with session.get(f"http://{gateway.admin}/v1/load", allow_redirects=False) as answer:
+            async with self._get(session, gateway.admin) as answer:
                 if answer.status != 200:
                     raise ValueError(f"status {answer.status}")
                 load = parse(await answer.content.read(_ANSWER_LIMIT_BYTES), name, gateway.uid)
@@ -57,6 +70,15 @@ class LoadSource:
             _log.debug("no load figures", gateway=name, error=repr(e))
             return
         self._board.observe(name, load, self._now_ms())
+
+    def _get(self, session: aiohttp.ClientSession, admin: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        if self._tls is None:
+            return session.get(f"http://{admin}/v1/load", allow_redirects=False)
+        if self._context is None or self._version != self._tls.version:
+            self._context, self._version = self._tls.ask(), self._tls.version
+        return session.get(
+            f"https://{admin}/v1/load", allow_redirects=False, ssl=self._context, server_hostname=INTERNAL_NAME
+        )
 
 
 def parse(body: bytes, name: str, uid: str) -> Load:

@@ -40,6 +40,7 @@ class Spec:
 _DECIDED = (
     ("topology", "path"), ("topology", "config_map"), ("auth", "keys_dir"), ("gateway", "run_dir"),
     ("database", "uri"), ("store", "url"), ("process", "name"), ("process", "uid"),
+    ("tls", "internal_dir"),
 )  # fmt: skip
 """Keys that the embedded cluster sets itself: see `effective` and `write_all`."""
 
@@ -57,6 +58,7 @@ def effective(settings: Settings, folder: DataFolder, database_uri: str, store_u
             "auth": settings.auth.model_copy(update={"keys_dir": folder.keys}),
             "database": settings.database.model_copy(update={"uri": database_uri}),
             "store": settings.store.model_copy(update={"url": store_url}),
+            "tls": settings.tls.model_copy(update={"internal_dir": None}),
             "local": settings.local.model_copy(update={"data_dir": folder.root}),
         }
     )

@@ -47,6 +47,8 @@ PortOffset = Annotated[
 SettingsFile = Annotated[
     Path | None, typer.Option("--settings", "-s", help="Settings file. Default: ./plato.yaml", show_default=False)
 ]
+Slots = Annotated[str, typer.Argument(help="Slots of one shard, as 0-15 or 0-15,20.")]
+Shard = Annotated[str, typer.Argument(help="The shard that gets them (plato-s0, plato-s1, …).")]
 Target = Annotated[str, typer.Argument(help="A process (plato-s0, edge-1, …) or a kind (state, gateway, msg, …).")]
 
 
@@ -168,6 +170,14 @@ def stop(target: Target, data_dir: DataDir = None, settings: SettingsFile = None
 def start(target: Target, data_dir: DataDir = None, settings: SettingsFile = None) -> int:
     """Start processes again that `plato stop` stopped."""
     print("serving: " + ", ".join(_cluster(data_dir, settings).start_processes(target)))
+    return 0
+
+
+@app.command()
+def move(slots: Slots, shard: Shard, data_dir: DataDir = None, settings: SettingsFile = None) -> int:
+    """Move slots of connection state to another shard, under live clients."""
+    moved = _cluster(data_dir, settings).move(slots, shard)
+    print(f"{len(moved)} slots move to {shard}" if moved else f"{shard} has them already")
     return 0
 
 

@@ -180,6 +180,11 @@ class LocalCluster:
         self._until(lambda: all(self.ready(name) for name in names), timeout_s, f"{names} do not serve")
         return names
 
+    def move(self, slots: str, shard: str) -> list[int]:
+        """`plato move`: gives slots ("0-15,20") of one shard to another. Returns those that were not there already, at once:
+        the data path does the rest. Raises LocalError."""
+        return [int(slot) for slot in control.send(self.folder.control, "move", f"{slots} {shard}")]
+
     def ready(self, target: str = "") -> bool:
         """Whether every process of that name or kind (of all) serves."""
         status = self.status()

@@ -1,6 +1,7 @@
 """The supervisor's control socket: one JSON object in, one out, per connection, on a Unix socket that only we can open.
 
 {"command": "stop" | "start", "target": NAME or KIND}   → {"names": [...]}
+{"command": "move", "target": "FIRST-LAST,… SHARD"}      → {"names": [slots that went there]}
 {"command": "down"}                                      → {"names": []}; the supervisor then stops everything
 errors                                                   → {"error": "one line"}
 """

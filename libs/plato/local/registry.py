@@ -2,7 +2,7 @@
 
 A process gets a new uid at each start, written before it is spawned: the supervisor knows that the one before is gone, so
 a restarted shard takes its slots at once. Slot ranges keep the epoch of their assignment over restarts; only another
-number of shards assigns anew.
+number of shards assigns anew. `move` gives slots to another shard in one write, as the operator does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,20 @@ from typing import Final
 from plato.local.folder import LocalError
 from plato.local.ports import PortUse, gateway_name, msg_name, shard_name
 from plato.runtime.settings import Settings
-from plato.topology.record import Gateway, Msg, Shard, Topology, TopologyError, dumps, even_ranges, loads, next_epoch
+from plato.topology.record import (
+    SLOTS,
+    Gateway,
+    Move,
+    Msg,
+    Shard,
+    Topology,
+    TopologyError,
+    dumps,
+    even_ranges,
+    loads,
+    next_epoch,
+)
+from plato.topology.slots import reassigned, spans
 
 FIRST_MSG_WORKER_ID: Final = 600
 
@@ -34,7 +47,9 @@ class Registry:
         shards = [shard_name(i) for i in range(settings.local.shards)]
         old = self._read(cluster_uid)
         epoch = next_epoch(old.epoch if old is not None else 0, int(time.time()))
-        keep = old is not None and {r.shard for r in old.slots} == set(shards)
+        owners = {r.shard for r in old.slots} if old is not None else set()
+        # A shard that gave all its slots away is known by its record only.
+        keep = owners == set(shards) or (old is not None and owners < set(shards) == set(old.shards))
         slots = old.slots if old is not None and keep else even_ranges(shards, epoch)
         self._topology = Topology(cluster_uid, epoch, slots)
 
@@ -64,6 +79,26 @@ class Registry:
             self._topology = replace(topology, epoch=epoch, shards=shards, gateways=gateways, msgs=msgs)
             self._write()
         return uids
+
+    def move(self, slots: Iterable[int], target: str) -> list[int]:
+        """Gives slots of one shard to another; returns those that were not there already. Raises LocalError."""
+        topology = self._topology
+        if target not in topology.shards:
+            raise LocalError(f"{target} is no shard; known: {', '.join(sorted(topology.shards))}")
+        moved = [slot for slot in sorted(set(slots)) if topology.owner(slot).shard != target]
+        sources = sorted({topology.owner(slot).shard for slot in moved})
+        if len(sources) > 1:
+            raise LocalError(f"one move takes slots of one shard; these belong to {' and '.join(sources)}")
+        if moved:
+            epoch = next_epoch(topology.epoch, int(time.time()))
+            self._topology = replace(
+                topology,
+                epoch=epoch,
+                slots=reassigned(topology.owners, dict.fromkeys(moved, target), epoch),
+                move=Move(epoch, spans(moved), sources[0], target, epoch),
+            )
+            self._write()
+        return moved
 
     def _gateway(self, i: int, uid: str) -> Gateway:
         name, settings = gateway_name(i), self._settings
@@ -112,3 +147,17 @@ def homes(gateway: int, gateways: int, shards: int) -> tuple[str, ...]:
 def _reachable(host: str) -> str:
     """An address to connect to for an address to listen on."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+
+
+def parse_slots(text: str) -> list[int]:
+    """The slots of "0-15,20". Raises LocalError."""
+    found: list[int] = []
+    try:
+        for span in text.split(","):
+            first, _, last = span.partition("-")
+            found += range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise LocalError(f"{text!r} names no slots; write them as 0-15 or 0-15,20") from None
+    if not found or not 0 <= min(found) <= max(found) < SLOTS:
+        raise LocalError(f"{text!r}: slots go from 0 to {SLOTS - 1}")
+    return found

@@ -26,7 +26,7 @@ from plato.local.folder import DataFolder, LocalError, data_dir
 from plato.local.keeper import Keeper, ServerKeeper, ServiceKeeper
 from plato.local.pods import PodWatch
 from plato.local.ports import PortUse, check_free, plan
-from plato.local.registry import Registry
+from plato.local.registry import Registry, parse_slots
 from plato.local.servers import PostgresServer, Server, ServerError, ValkeyServer
 from plato.local.specs import Spec
 from plato.runtime.settings import Settings
@@ -68,6 +68,7 @@ class Supervisor:
         self._keepers: dict[str, Keeper] = {}
         self._pods: list[PodWatch] = []
         self._ports: dict[str, PortUse] = {}
+        self._registry: Registry | None = None
         self._phase = "starting"
         self._durability = "not known yet"
         self._stop = asyncio.Event()
@@ -132,7 +133,7 @@ class Supervisor:
         self._say(f"  database schema {version}; {self._durability}")
         tokens.ensure_key(folder)
         base = specs.effective(settings, folder, uri, valkey.url)
-        registry = Registry(folder.topology, cluster_uid, settings, ports)
+        registry = self._registry = Registry(folder.topology, cluster_uid, settings, ports)
         self._begin_services(specs.write_all(base, folder, ports), registry)
         local = settings.local
         self._say(f"  starting {local.shards} state, {local.gateways} gateway, {local.msgs} msg, ipconfig …")
@@ -211,8 +212,10 @@ class Supervisor:
                 self._say("stopping, as `plato down` asked; the data stay")
             self._stop.set()
             return []
+        if command == "move":
+            return self._move(target)
         if command not in ("stop", "start"):
-            raise LocalError(f"{command} is no command; known: stop, start, down")
+            raise LocalError(f"{command} is no command; known: stop, start, move, down")
         found = [k for k in self._keepers.values() if target in (k.name, k.kind)]
         if not found:
             if target in ("worker", "link") or any(target.startswith(f"{pod.name}/") for pod in self._pods):
@@ -226,6 +229,15 @@ class Supervisor:
                 keeper.begin()
         self._say(f"{command}: {', '.join(k.name for k in found)}")
         return [k.name for k in found]
+
+    def _move(self, order: str) -> list[str]:
+        slots, _, shard = order.partition(" ")
+        if self._registry is None:
+            raise LocalError("the topology is not written yet; try again")
+        moved = self._registry.move(parse_slots(slots), shard)
+        if moved:
+            self._say(f"move: {len(moved)} slots to {shard}")
+        return [str(slot) for slot in moved]
 
     def _mark(self) -> None:
         self._changed.set()

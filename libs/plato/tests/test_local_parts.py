@@ -24,10 +24,10 @@ from plato.local.deaths import LINES_PER_WINDOW, WINDOW_S, Deaths, how
 from plato.local.folder import DataFolder, LocalError
 from plato.local.keeper import ServiceKeeper
 from plato.local.ports import PortUse, blocked, check_free, free_offset, in_the_way, plan, shard_name
-from plato.local.registry import Registry, homes
+from plato.local.registry import Registry, homes, parse_slots
 from plato.local.servers import Server
 from plato.runtime.settings import Settings, load
-from plato.topology.record import loads
+from plato.topology.record import Move, loads
 
 
 def settings(**flags: Any) -> Settings:
@@ -247,6 +247,24 @@ def test_slots_keep_their_epoch_over_a_restart_and_are_assigned_anew_for_other_s
     three = registry(tmp_path, local__shards=3)
     assert {r.shard for r in three.topology.slots} == {"plato-s0", "plato-s1", "plato-s2"}
     assert all(r.epoch == three.topology.epoch > again.topology.epoch for r in three.topology.slots)
+
+
+def test_a_move_is_one_write_that_stands_over_restarts(tmp_path: Path) -> None:
+    first = registry(tmp_path)
+    first.renew(["plato-s0", "plato-s1"])
+    before = first.topology
+    assert first.move(parse_slots("0-3,9"), "plato-s1") == [0, 1, 2, 3, 9]
+    record = loads((tmp_path / "topology.json").read_text())
+    assert record.epoch > before.epoch
+    assert {s for s, e in record.slots_of("plato-s1").items() if e == record.epoch} == {0, 1, 2, 3, 9}
+    assert record.move == Move(record.epoch, ((0, 3), (9, 9)), "plato-s0", "plato-s1", record.epoch)
+    assert first.move(parse_slots("0-3"), "plato-s1") == []
+    first.move(range(1024), "plato-s1")
+    again = registry(tmp_path)
+    assert again.topology.slots == first.topology.slots  # though one shard has none now
+    for slots, shard in (("0", "plato-s7"), ("", "plato-s0"), ("5-x", "plato-s0"), ("1020-1024", "plato-s0")):
+        with pytest.raises(LocalError):
+            first.move(parse_slots(slots), shard)
 
 
 def test_epochs_rise_though_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,34 @@ class MsgIds:
         self._until_ms = 0
         self._latest_ms = 0  # the clock's greatest reading
         self._granted = asyncio.Event()
+        self._refused = False
+        """The last answer of the store: another process has our worker_id."""
         self._log = logs.get("ids")
+
+    @property
+    def worker_id(self) -> int:
+        """The one that ids carry now."""
+        return self._worker_id
+
+    @property
+    def lease(self) -> bool | None:
+        """Whether the store's reservation names this process; None: its last word is too old."""
+        if self._refused:
+            return False
+        return True if self._until_ms > self._now_ms() else None
+
+    async def granted(self) -> None:
+        """Waits for a reservation."""
+        await self._granted.wait()
+
+    def rename(self, worker_id: int) -> None:
+        """From now on ids carry another worker_id; nothing is minted before that one is reserved."""
+        if worker_id == self._worker_id:
+            return
+        self._log.warning("our worker_id is another one now", before=self._worker_id, now=worker_id)
+        self._worker_id, self._minter = worker_id, MsgIdMinter(worker_id)
+        self._until_ms, self._refused = 0, False
+        self._granted.clear()
 
     async def run(self) -> None:
         """Raises the reservation for ever."""
@@ -58,10 +85,16 @@ class MsgIds:
 
     async def raise_once(self) -> bool:
         """One step. False: another process holds the worker_id. Raises Unavailable."""
-        window = await self._reservations.reserve(self._worker_id, self._uid, self._boot, self._now_ms(), AHEAD_MS)
+        worker_id = self._worker_id
+        window = await self._reservations.reserve(worker_id, self._uid, self._boot, self._now_ms(), AHEAD_MS)
+        if worker_id != self._worker_id:
+            return False  # we were renamed meanwhile: this window is of the id before
         if window is None:
-            self._log.warning("another process still holds our worker_id", worker_id=self._worker_id)
+            if not self._refused:
+                self._log.warning("another process still holds our worker_id", worker_id=worker_id)
+            self._refused = True
             return False
+        self._refused = False
         # A window that goes on where ours ends only moves the end: stamps stay near the clock.
         self._minter.grant(window.from_ms if window.from_ms > self._until_ms else 0, window.until_ms)
         self._until_ms = max(self._until_ms, window.until_ms)

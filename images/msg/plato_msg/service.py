@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from plato.core.errors import Unavailable
 from plato.ports import BusReader, ReservationStore, ShardClient, TopologySource
 from plato.runtime import logs
 from plato.runtime.process import forever
+from plato.runtime.report import ranges
 
 from plato_msg.core.allocator import Allocator, SingleWriter
 from plato_msg.core.policy import Rules
@@ -27,7 +28,6 @@ from plato_msg.store_pg import Database, PgMsgStore
 from plato_msg.uplink import Uplinks
 
 TRIM_PERIOD_S: Final = 60.0
-_WAIT_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,10 @@ class MsgService:
             tick_s=options.tick_s,
         )
         self.downlink = Downlink(topology, routes, shards, self.store)
+        self.ids: MsgIds | None = None
+        """None before the topology named us."""
         self._reserved = False
+        """A reservation of ours stood once; reads go on without one."""
         self._log = logs.get("msg")
 
     def not_ready(self) -> str:
@@ -87,7 +90,24 @@ class MsgService:
             return "the topology does not name this process"
         if not self._reserved:
             return "no reservation of msg_ids yet"
+        if self.ids is not None and self.ids.lease is False:
+            return f"another process has the reservation of worker_id {self.ids.worker_id}"
         return ""
+
+    def report(self) -> dict[str, Any]:
+        """What /v1/report says."""
+        try:
+            epoch = self._topology.current().epoch
+        except Unavailable:
+            epoch = 0
+        said: dict[str, Any] = {
+            "epoch_seen": epoch,
+            "worker_id": self.ids.worker_id if self.ids is not None else None,
+            "lease": self.ids.lease if self.ids is not None else None,
+            "partitions": ranges(self.owners.held),
+            "serving": not self.not_ready(),
+        }
+        return said
 
     def uplinks(self, ids: MsgIds) -> Uplinks:
         """The pipeline, which mints from `ids`."""
@@ -105,15 +125,15 @@ class MsgService:
 
     async def run(self) -> None:
         """Works until cancelled, or raises what a part of it raised."""
-        worker_id = await self._own_worker_id()
-        ids = MsgIds(self._reservations, worker_id, self._options.uid, secrets.randbits(63))
+        epoch, worker_id = await self._own_worker_id(-1)
+        ids = self.ids = MsgIds(self._reservations, worker_id, self._options.uid, secrets.randbits(63))
         uplinks = self.uplinks(ids)
-        while not await self._reserve(ids):  # noqa: ASYNC110 - the store has no event for this
-            await asyncio.sleep(_WAIT_S)
-        self._reserved = True
-        self._log.info("serves", worker_id=worker_id)
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(forever("worker_id", self._follow_worker_id(ids, epoch)), name="worker_id")
             tasks.create_task(forever("ids", ids.run()), name="ids")
+            await ids.granted()
+            self._reserved = True
+            self._log.info("serves", worker_id=ids.worker_id)
             tasks.create_task(forever("downlink", self.downlink.run()), name="downlink")
             tasks.create_task(forever("owner", self.owners.run()), name="owner")
             tasks.create_task(forever("uplink", uplinks.run()), name="uplink")
@@ -127,21 +147,20 @@ class MsgService:
         except (Unavailable, TimeoutError):
             pass
 
-    async def _own_worker_id(self) -> int:
-        epoch = -1
+    async def _own_worker_id(self, epoch: int) -> tuple[int, int]:
+        """The epoch and the worker_id of the first record after `epoch` that names this process."""
         while True:
             topology = await self._topology.changed(epoch)
             epoch = topology.epoch
             record = topology.msgs.get(self._options.name)
             if record is not None and record.uid == self._options.uid:
-                return record.worker_id
+                return epoch, record.worker_id
 
-    @staticmethod
-    async def _reserve(ids: MsgIds) -> bool:
-        try:
-            return await ids.raise_once()
-        except Unavailable:
-            return False
+    async def _follow_worker_id(self, ids: MsgIds, epoch: int) -> None:
+        """A record that was rebuilt may give us another one, if ours is reserved by somebody else."""
+        while True:
+            epoch, worker_id = await self._own_worker_id(epoch)
+            ids.rename(worker_id)
 
     async def _trim(self) -> None:
         """Deletes bus records that are long fanned out."""

@@ -70,6 +70,8 @@ class Ownership:
         self._tasks: asyncio.TaskGroup | None = None
         self._coming: dict[int, int] = {}
         """Slots that were assigned while we serve, by the tick of that."""
+        self.released: set[int] = set()
+        """Slots that moved away and that the store knows to be free."""
         self._named = False
         self._look_now = asyncio.Event()
         self._why = "no topology was read yet"
@@ -243,6 +245,7 @@ class Ownership:
         for _ in range(RELEASE_TRIES):
             try:
                 await self._store.release(fences)
+                self.released.update(n for n in fences if n not in self._shard.slots)
                 return
             except Unavailable as e:
                 self._log.info("slots could not be released; their new owner waits", error=str(e))
@@ -266,6 +269,7 @@ class Ownership:
         start = unix_ms()
         fences = {slot: Fence(shard.assigned[slot], start, self._token, shard.name) for slot in free}
         acquired = await self._store.acquire(fences, free)
+        self.released.difference_update(acquired)
         for slot in acquired:
             self._sightings.forget(slot)
         self._log.info("slots acquired", slots=len(acquired), wanted=len(wanted))

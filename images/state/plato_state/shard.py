@@ -83,6 +83,8 @@ class Shard:
         )
         self.connections: dict[int, Connection] = {}
         """Every connection of a loaded slot, and every session that waits for its client."""
+        self.live = 0
+        """How many of them are in use, as of the last second."""
         self.slots: dict[int, Slot] = {}
         """Acquired slots. Written by ownership and recovery."""
         self.assigned: dict[int, int] = {}

@@ -82,6 +82,7 @@ class Timers:
     def _gauges(self) -> None:
         shard = self._shard
         phases = Counter(c.phase for c in shard.connections.values())
+        shard.live = phases[Phase.LIVE]
         for phase in Phase:
             metrics.CONNECTIONS.labels(phase.name.lower()).set(phases[phase])
         metrics.TIMERS.labels("life").set(len(shard.life))

@@ -7,7 +7,7 @@ ARGS ?=
 
 .PHONY: help setup up down status doctor test lint types imports proto proto-check \
 	settings-page settings-check crds-page crds-check manifests manifests-check mutants lock first-use ci clean \
-	testbed-up testbed-down testbed-check images images-load
+	testbed-up testbed-down testbed-check e2e e2e-fast images images-load
 
 help:
 	@echo "make up          start Plato on this machine (Ctrl-C stops it; the data stays)"
@@ -20,6 +20,7 @@ help:
 	@echo "make mutants     break each rule and see its test fail; ARGS=R7 picks one"
 	@echo "make testbed-up, testbed-down     a real Kubernetes on this machine, as root; testbed-check proves it"
 	@echo "make images, images-load   build the container images; put them onto the testbed's nodes; ARGS=\"gateway --tag 0.1.1\""
+	@echo "make e2e         all of it on a real Kubernetes, as root; e2e-fast: scale, roll and drain under load"
 	@echo "make first-use   clone, start, chat, as a newcomer would"
 	@echo "make ci          all of this, as CI does; make clean removes what was installed"
 
@@ -107,6 +108,12 @@ images: setup
 
 images-load: setup
 	@$(BIN)/python -m e2e.images load $(ARGS)
+
+e2e: setup
+	@exec $(BIN)/python -m e2e.suite $(ARGS)
+
+e2e-fast: setup
+	@exec $(BIN)/python -m e2e.suite --fast $(ARGS)
 
 testbed-check: setup
 	@$(BIN)/python -m e2e.testbed.check

@@ -176,14 +176,14 @@ class Platform:
         port = ports.get("http") or next(iter(ports.values()))
         return f"http://{host}:{port}"
 
-    def plan(self, folder: Path, host: str, **more: Any) -> Plan:
-        """A live load on this platform, which asks ipconfig at the node at `host`."""
+    def plan(self, folder: Path, ipconfig_url: str, **more: Any) -> Plan:
+        """A live load on this platform."""
         return Plan(
             folder=folder,
             keys_dir=self.keys_dir,
             issuer="plato",
             audience="plato",
-            ipconfig_url=self.ipconfig_url(host),
+            ipconfig_url=ipconfig_url,
             **more,
         )
 

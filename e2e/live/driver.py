@@ -45,6 +45,8 @@ class LiveLoad:
         self.marks: list[Mark] = []
         self.excuses: list[Excuse] = []
         self._processes: list[subprocess.Popen[str]] = []
+        self._records = history.Records()
+        self._tails: dict[int, history.Tail] = {}
 
     def start(self) -> None:
         """Starts the workers, waits until everybody is online, lets them talk. Raises LoadError."""
@@ -94,8 +96,10 @@ class LiveLoad:
         return made
 
     def so_far(self) -> history.Records:
-        """What the workers have written down by now, up to a quarter of a second ago."""
-        return history.read(self._histories())
+        """What the workers have written down by now, up to a quarter of a second ago. Reads only what is new."""
+        for number in range(self.plan.workers):
+            self._tails.setdefault(number, history.Tail(self.plan.history(number))).read(self._records)
+        return self._records
 
     def check_alive(self) -> None:
         """Raises LoadError if a worker has died."""
@@ -118,9 +122,7 @@ class LiveLoad:
         self.end()
         users = [self.plan.user(n) for n in range(self.plan.users)]
         stored = {user: looking.stored(self.plan.store(user)) for user in users}
-        return make_report(
-            self.plan, history.read(self._histories()), read_rows(), stored, self.marks, self.excuses, time.monotonic()
-        )
+        return make_report(self.plan, self.so_far(), read_rows(), stored, self.marks, self.excuses, time.monotonic())
 
     def end(self) -> None:
         """Ends the workers in order."""
@@ -143,9 +145,6 @@ class LiveLoad:
         for process in self._processes:
             process.kill()
         self.end()
-
-    def _histories(self) -> list[Path]:
-        return [path for n in range(self.plan.workers) if (path := self.plan.history(n)).exists()]
 
     def _order(self, order: dict[str, Any]) -> list[dict[str, Any]]:
         """Gives the order to all workers, then collects their answers."""

@@ -12,7 +12,7 @@ lag       the worker itself was late by so many seconds: s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,16 +106,20 @@ class Records:
         self.lags_s.append(line["s"])
 
 
-def read(paths: Iterable[Path]) -> Records:
-    """Reads the workers' files. A last line that was cut (its worker died) is left out."""
-    records = Records()
-    for path in paths:
-        records.take(_lines(path))
-    return records
+class Tail:
+    """Reads one worker's file from where the last reading ended. A line that is not whole yet waits for the next one."""
 
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = 0
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    def read(self, records: Records) -> None:
+        """Takes what is new into the records."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._at += len(whole)
+        records.take(json.loads(line) for line in whole.splitlines())

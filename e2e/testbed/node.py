@@ -114,6 +114,23 @@ class Node:
         self._power_on()
         self._start_agents()
 
+    def stop_kubelet(self) -> None:
+        """kubelet dies; the node's pods go on without it."""
+        self.kubelet.stop(grace_s=0)
+
+    def start_kubelet(self) -> None:
+        """kubelet runs again, with the disk it had."""
+        folder = self.names.folder
+        flags = {
+            "config": folder / "kubelet.json",
+            "kubeconfig": self.layout.state / f"{self.names.name}.kubeconfig",
+            "hostname-override": self.names.name,
+            "node-ip": self.names.ip,
+            "node-labels": f"topology.kubernetes.io/zone={self.names.zone}",
+            "cert-dir": folder / "certificates",
+        }
+        self.kubelet.start(self.inside(self.layout.bin / "kubelet", *as_flags(flags)))
+
     def cut(self) -> None:
         """A partition: pull the node's cable. Its pods go on running."""
         run(["ip", "link", "set", self.names.link, "down"])
@@ -140,17 +157,8 @@ class Node:
 
     def _start_agents(self) -> None:
         """kubelet and kube-proxy."""
-        folder = self.names.folder
-        flags = {
-            "config": folder / "kubelet.json",
-            "kubeconfig": self.layout.state / f"{self.names.name}.kubeconfig",
-            "hostname-override": self.names.name,
-            "node-ip": self.names.ip,
-            "node-labels": f"topology.kubernetes.io/zone={self.names.zone}",
-            "cert-dir": folder / "certificates",
-        }
-        self.kubelet.start(self.inside(self.layout.bin / "kubelet", *as_flags(flags)))
-        self.proxy.start(self.inside(self.layout.bin / "kube-proxy", "--config", folder / "kube-proxy.json"))
+        self.start_kubelet()
+        self.proxy.start(self.inside(self.layout.bin / "kube-proxy", "--config", self.names.folder / "kube-proxy.json"))
 
     def _make_cgroups(self) -> None:
         for root in cgroup_roots():

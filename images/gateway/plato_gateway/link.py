@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from plato.core.ids import SLOTS
 from plato.ports import TopologySource
-from plato.runtime import admin, logs
+from plato.runtime import admin, logs, tls
 from plato.runtime.process import forever
 from plato.runtime.settings import Settings
 from plato.topology.record import Gateway, Shard, Topology
@@ -154,6 +154,7 @@ class Link:
         self.lanes: dict[int, WorkerLane] = {}
         self._settings = settings
         self._source = source
+        self._tls = tls.internal(settings.tls.internal_dir)
         self._name = settings.process.name
         self._uid = settings.process.uid
         self._boot = secrets.randbits(63) | 1
@@ -195,7 +196,9 @@ class Link:
         self._collector = LinkCollector(self.load, self.streams, self._reserved_ahead_s)
         REGISTRY.register(self._collector)
         application = admin.app(self.not_ready, [Route("/v1/load", self._load_report)])
-        self._admin = admin.HttpServer(application, gateway.admin_host, gateway.admin_port)
+        self._admin = admin.HttpServer(
+            application, gateway.admin_host, gateway.admin_port, self._tls.serve() if self._tls is not None else None
+        )
         try:
             await self._admin.start()
         except OSError as e:
@@ -324,7 +327,9 @@ class Link:
         )
         self._heard_s[name] = time.monotonic()
         group, lanes_of = self._groups.of[name], self.lanes
-        stream = ShardStream(name, group, shard.addr, shard.uid, hello, lanes_of, self._on_stream, self._on_serves)
+        stream = ShardStream(
+            name, group, shard.addr, shard.uid, hello, lanes_of, self._on_stream, self._on_serves, self._tls
+        )
         self.streams[name] = stream
         task = self._tasks[name] = asyncio.create_task(forever(f"stream-{name}", stream.run()), name=f"stream-{name}")
         task.add_done_callback(self._on_stream_task)

@@ -7,14 +7,13 @@ import os
 import socket
 from typing import Final
 
+from plato.runtime.process import StartError
 from plato.runtime.settings import GatewaySettings
+
+__all__ = ["CANNOT_START", "StartError", "check", "port_error", "run_dir_error"]
 
 CANNOT_START: Final = 3
 """Exit code: a port, a folder or another thing of this machine is not as the settings say."""
-
-
-class StartError(Exception):
-    """This machine cannot do what the settings say: one line that names the setting and the way out."""
 
 
 def check(gateway: GatewaySettings) -> None:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import grpc
 from plato.runtime import logs
+from plato.runtime.tls import InternalTls
+from plato.runtime.tls import channel as new_channel
 from plato.wire.v1 import state_pb2, state_pb2_grpc
 
 from .core import lanes
@@ -107,6 +109,7 @@ class ShardStream:
         workers: Mapping[int, WorkerPort],
         on_change: Callable[[ShardStream], None],
         on_serves: Callable[[ShardStream], None] = lambda _: None,
+        tls: InternalTls | None = None,
     ) -> None:
         self.name = name
         self.group = group
@@ -118,6 +121,7 @@ class ShardStream:
         """What the shard said last of the slots that it serves; None: nothing yet on this stream."""
         self.counts = Counts()
         self._hello = hello
+        self._tls = tls
         self._workers = workers
         self._on_change = on_change
         self._on_serves = on_serves
@@ -196,7 +200,7 @@ class ShardStream:
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _attach_once(self) -> None:
-        channel = self._channel = grpc.aio.insecure_channel(self.addr, options=_OPTIONS)
+        channel = self._channel = new_channel(self._tls, self.addr, _OPTIONS)
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             await _connect(channel)
         # The stubs do not know that requests may be written instead of iterated.

@@ -14,7 +14,7 @@ from plato.adapters.topology import topology_source
 from plato.adapters.valkey import ValkeyStore
 from plato.core.errors import Unavailable
 from plato.router import Router
-from plato.runtime import admin, logs, process
+from plato.runtime import admin, logs, process, report, tls
 from plato.runtime.settings import Settings, SettingsError
 
 from plato_msg import metrics, server
@@ -42,7 +42,8 @@ async def main(settings: Settings) -> int:
     topology = topology_source(settings.topology)
     bus = PgBusReader(database)
     store = await ValkeyStore.connect(settings.store.url, settings.store.key_prefix)
-    shards = GrpcShards(topology)
+    own_tls = tls.internal(settings.tls.internal_dir)
+    shards = GrpcShards(topology, own_tls)
     service = MsgService(
         Options(
             name=settings.process.name,
@@ -70,7 +71,12 @@ async def main(settings: Settings) -> int:
         # Reads are answered though nothing can be written, so the gRPC port goes by the first alone.
         return not_ready() or service.owners.not_serving()
 
-    http = admin.HttpServer(admin.app(not_serving, info=lambda: info), settings.msg.http_host, settings.msg.http_port)
+    http = admin.HttpServer(
+        admin.app(not_serving, [report.route(settings, service.report)], info=lambda: info),
+        settings.msg.http_host,
+        settings.msg.http_port,
+        own_tls.serve() if own_tls is not None else None,
+    )
     try:
         await http.start()
     except OSError as e:
@@ -79,7 +85,7 @@ async def main(settings: Settings) -> int:
             " free it or choose another one"
         ) from e
     grpc, _ = await server.start(
-        server.MsgServicer(service.history, not_ready), settings.msg.host, settings.msg.grpc_port
+        server.MsgServicer(service.history, not_ready), settings.msg.host, settings.msg.grpc_port, own_tls
     )
 
     async def serve() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 import grpc
 from plato.core.errors import Unavailable
 from plato.runtime.settings import SettingsError
+from plato.runtime.tls import InternalTls, add_port
 from plato.wire.v1 import client_pb2, msg_pb2, msg_pb2_grpc
 
 from plato_msg.history import History
@@ -53,14 +54,16 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], why: str) -> NoRet
     raise AssertionError("abort raises")
 
 
-async def start(servicer: MsgServicer, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+async def start(
+    servicer: MsgServicer, host: str, port: int, tls: InternalTls | None = None
+) -> tuple[grpc.aio.Server, int]:
     """Serves; returns the server and its port (chosen, if `port` is 0). Raises SettingsError when the port is in use."""
     # Without this two processes would share a port in silence.
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     msg_pb2_grpc.add_MsgServicer_to_server(servicer, server)
     try:
         _probe(host, port)  # gRPC writes lines of its own about a port in use
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = add_port(tls, server, f"{host}:{port}")
     except (OSError, RuntimeError) as e:
         why = e.strerror if isinstance(e, OSError) else e
         raise SettingsError(

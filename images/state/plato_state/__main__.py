@@ -14,7 +14,7 @@ from plato.adapters.tokens import JwtVerifier
 from plato.adapters.topology import topology_source
 from plato.adapters.valkey import ValkeyStore
 from plato.core.errors import Unavailable
-from plato.runtime import admin, logs, process
+from plato.runtime import admin, logs, process, report, tls
 from plato.runtime.settings import Settings, SettingsError
 
 from plato_state.service import Ports, StateShard
@@ -32,7 +32,8 @@ async def main(settings: Settings) -> int:
     store = await ValkeyStore.connect(settings.store.url, settings.store.key_prefix)
     database = Database(settings.database.uri, settings.database.schema_name, size=POSTGRES_CONNECTIONS)
     topology = topology_source(settings.topology)
-    shards, msgs = GrpcShards(topology), GrpcMsgs(topology)
+    own_tls = tls.internal(settings.tls.internal_dir)
+    shards, msgs = GrpcShards(topology, own_tls), GrpcMsgs(topology, own_tls)
     state = StateShard(
         settings,
         Ports(
@@ -45,13 +46,19 @@ async def main(settings: Settings) -> int:
             shards=shards,
             msg=msgs,
         ),
+        tls=own_tls,
     )
     info: dict[str, str] = {}
     waiting_for = ["the database and the store were not asked yet"]
     http = admin.HttpServer(
-        admin.app(lambda: waiting_for[0] if waiting_for else state.not_ready(), info=lambda: info),
+        admin.app(
+            lambda: waiting_for[0] if waiting_for else state.not_ready(),
+            [report.route(settings, state.report)],
+            info=lambda: info,
+        ),
         settings.state.admin_host,
         settings.state.admin_port,
+        own_tls.serve() if own_tls is not None else None,
     )
     try:
         state.bind()

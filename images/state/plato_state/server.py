@@ -21,6 +21,7 @@ from plato.core.codes import Code
 from plato.core.errors import Unavailable
 from plato.ports import ReservationStore
 from plato.runtime import logs
+from plato.runtime.tls import InternalTls, add_port
 from plato.wire.v1 import state_pb2, state_pb2_grpc
 
 from plato_state.downlink import Downlink
@@ -174,7 +175,9 @@ class StateService(state_pb2_grpc.StateServicer):
                 await context.write(batch)
 
 
-def make_server(service: StateService, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+def make_server(
+    service: StateService, host: str, port: int, tls: InternalTls | None = None
+) -> tuple[grpc.aio.Server, int]:
     """A server that is bound and not started. Returns it and its port (port 0: one is chosen). Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:  # gRPC itself would not say why a port cannot be taken
@@ -184,7 +187,7 @@ def make_server(service: StateService, host: str, port: int) -> tuple[grpc.aio.S
     state_pb2_grpc.add_StateServicer_to_server(service, server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(address)
+        bound = add_port(tls, server, address)
     except RuntimeError as e:
         raise OSError(f"{address} cannot be bound: {e}") from e
     if not bound:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 from plato.ports import (
     BusProducer,
@@ -18,7 +19,9 @@ from plato.ports import (
 from plato.router import Router
 from plato.runtime import logs
 from plato.runtime.process import forever
+from plato.runtime.report import ranges
 from plato.runtime.settings import Settings
+from plato.runtime.tls import InternalTls
 
 from plato_state.downlink import Downlink
 from plato_state.ownership import Ownership
@@ -50,7 +53,7 @@ class Ports:
 class StateShard:
     """`bind`, then `main` until cancelled, then `stop`."""
 
-    def __init__(self, settings: Settings, ports: Ports) -> None:
+    def __init__(self, settings: Settings, ports: Ports, tls: InternalTls | None = None) -> None:
         self._settings = settings
         name = settings.process.name
         self.shard = Shard(name, settings.state, settings.auth.guests, settings.gateway.max_frame_bytes)
@@ -66,6 +69,7 @@ class StateShard:
         self.sessions.suspect = self.ownership.suspect
         self.timers = Timers(self.shard, self.uplink, self.sessions, self.downlink, self.ownership.tick)
         self._service = StateService(self.shard, self.uplink, self.sessions, self.downlink, ports.reservations)
+        self._tls = tls
         self._log = logs.get("state")
         self.port = 0
         """The port of the gRPC service, once bound."""
@@ -73,12 +77,27 @@ class StateShard:
     def bind(self, port: int | None = None) -> int:
         """Takes the gRPC port (the settings' one by default; 0: any), without serving yet. Raises OSError."""
         state = self._settings.state
-        self.server, self.port = make_server(self._service, state.host, state.port if port is None else port)
+        self.server, self.port = make_server(self._service, state.host, state.port if port is None else port, self._tls)
         return self.port
 
     def not_ready(self) -> str:
         """Why this shard does not serve now; "" when it does."""
         return self.ownership.not_ready()
+
+    def report(self) -> dict[str, Any]:
+        """What /v1/report says. epoch_seen is of the record that the slots stand for."""
+        shard = self.shard
+        ours = {n: slot for n, slot in shard.slots.items() if n in shard.assigned}
+        return {
+            "epoch_seen": shard.topology_epoch,
+            "slots": {
+                "acquired": ranges(n for n, slot in ours.items() if slot.loaded),
+                "loading": ranges(n for n in shard.assigned if n not in ours or not ours[n].loaded),
+                "released": ranges(self.ownership.released),
+            },
+            "connections": shard.live,
+            "serving": not self.not_ready(),
+        }
 
     async def main(self) -> None:
         """Acquires and loads its slots, then serves, until cancelled. Raises an ExceptionGroup if a part of it fails."""

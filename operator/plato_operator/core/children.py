@@ -186,6 +186,8 @@ def apply_children(work: Work) -> None:
             continue
         if child.owner_kind == "StateShard" and child.owner not in work.snap.shards:
             continue  # its owner is made first; the next pass knows the uid
+        if child.owner_kind == "GatewayPool" and child.owner in {a.name for a in work.applies if isinstance(a, Apply)}:
+            continue  # its owner's spec changes with this pass; the next one renders from that
         if child.template is not None and not ready_base and _waits(child, there, template_hash):
             continue
         if there is not None and child.late and there.template_hash != template_hash and not ipconfig_turn:

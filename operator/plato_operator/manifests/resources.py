@@ -22,7 +22,8 @@ def gateway_pool(ask: Ask) -> dict[str, Any]:
 
 
 def new_gateway_pool(ask: Ask) -> dict[str, Any]:
-    """What sets the default pool's replicas, once."""
+    """What sets the default pool's replicas, once; and its network, which can never be changed."""
     made = ask.base()
     del made["metadata"]["annotations"], made["metadata"]["labels"]
-    return {**made, "spec": {"clusterRef": {"name": ask.cluster}, "replicas": ask.order.replicas}}
+    network = ask.spec.gateways.template.network
+    return {**made, "spec": {"clusterRef": {"name": ask.cluster}, "network": network, "replicas": ask.order.replicas}}

@@ -45,7 +45,8 @@ from plato.client.core.model import (
     Writes,
 )
 from plato.client.core.session import Machine
-from plato.client.links import Link, TlsOptions, open_link, parse
+from plato.client.linkpair import LinkPair
+from plato.client.links import Link, OnClosed, OnFrames, TlsOptions, open_link, parse
 from plato.client.sent import Handles, Sent
 from plato.client.store import Store
 from plato.client.stream import MessageStream
@@ -117,12 +118,8 @@ class Client:
         self._loop: asyncio.AbstractEventLoop
         self._entered = False
         self._closed = False
-        self._link: Link | None = None
-        self._link_no = 0  # of self._link, or of the attempt that runs
-        self._opening: asyncio.Task[None] | None = None
+        self._links: LinkPair
         self._tasks: set[asyncio.Task[None]] = set()
-        self._endings: set[asyncio.Task[None]] = set()  # links that are being released
-        self._paused = False
         self._round: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -162,6 +159,7 @@ class Client:
             )
             if user is not None:
                 self._machine.named(user)
+            self._links = LinkPair(self._machine, self._open_link, self._now_ms, self._poke)
         except BaseException:
             self._store.close()
             raise
@@ -190,13 +188,14 @@ class Client:
         for handle in (self._round, self._timer, self._delivered_timer):
             if handle is not None:
                 handle.cancel()
-        self._close_link()
+        self._links.close()
+        self._links.close_second()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._access.close()
-        await asyncio.gather(*self._endings, return_exceptions=True)
+        await self._links.ended()
         self._wake_all(Stopped(None))
         self._store.close()
 
@@ -229,6 +228,11 @@ class Client:
                 return
             else:
                 await changed.wait()
+
+    @property
+    def moves(self) -> int:
+        """How often a Redirect took this client to another gateway; its state was ONLINE all the time."""
+        return self._machine.moves
 
     @property
     def next_try_s(self) -> float | None:
@@ -380,9 +384,7 @@ class Client:
         self._set_timer()
 
     def _pace_reading(self) -> None:
-        if self._link is not None and self._paused != self._writer.backlog:
-            self._paused = not self._paused
-            self._link.pause(self._paused)
+        self._links.pause(self._writer.backlog)
 
     def _set_timer(self) -> None:
         """One timer per client; one that is early only looks and is set again."""
@@ -402,12 +404,21 @@ class Client:
     def _release(self, effects: Effects) -> None:
         """The round's writes are durable: everything else may be seen now."""
         self._handles.written(effects.writes.queued)
-        if effects.frames and self._link is not None and effects.link_no == self._link_no:
-            self._link.send(effects.frames)
+        links = self._links
+        if effects.go_over:
+            links.go_over()
+        if effects.frames:
+            links.send(effects.link_no, effects.frames)
         if effects.close:
-            self._close_link()
+            links.close()
         if effects.connect is not None:
-            self._connect(*effects.connect)
+            links.connect(*effects.connect)
+        if effects.second_close:
+            links.close_second()
+        if effects.second is not None:
+            links.connect_second(*effects.second)
+        if effects.second_frames:
+            links.send_second(effects.second_frames)
         if effects.want_token:
             self._spawn(self._give_token(effects.fresh_token))
         if effects.want_list:
@@ -442,57 +453,6 @@ class Client:
         self._pages.clear()
         self._rows_came.set()
 
-    # ── links ────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _connect(self, link_no: int, address: str) -> None:
-        self._close_link()
-        self._link_no = link_no
-        self._opening = self._spawn(self._open(link_no, address))
-
-    async def _open(self, link_no: int, address: str) -> None:
-        def on_frames(payloads: list[bytes]) -> None:
-            self._machine.frames(link_no, payloads, self._now_ms())
-            self._poke()
-
-        def on_closed() -> None:
-            if self._link_no == link_no and self._link is not None:
-                self._await_ending(self._link)
-                self._link = None
-            self._machine.closed(link_no, self._now_ms())
-            self._poke()
-
-        try:
-            link = await open_link(address, self._transport, on_frames, on_closed, self._tls)
-        except OSError as e:
-            _log.debug("no connection to %s: %s", address, e)
-            self._opening = None
-            self._machine.closed(link_no, self._now_ms())
-            self._poke()
-            return
-        self._opening = None
-        if self._link_no != link_no or not self._machine.opened(link_no, self._now_ms()):
-            link.close()
-            self._await_ending(link)
-            return
-        self._link = link
-        self._paused = False
-        self._poke()
-
-    def _close_link(self) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
-            self._opening = None
-        if self._link is not None:
-            link, self._link = self._link, None
-            link.close()
-            self._await_ending(link)
-        self._link_no = 0
-
-    def _await_ending(self, link: Link) -> None:
-        task = self._loop.create_task(link.ended())
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
-
     # ── tokens, the list ─────────────────────────────────────────────────────────────────────────────────
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -500,6 +460,9 @@ class Client:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def _open_link(self, address: str, on_frames: OnFrames, on_closed: OnClosed) -> Link:
+        return await open_link(address, self._transport, on_frames, on_closed, self._tls)
 
     async def _give_token(self, fresh: bool) -> None:
         token = await self._access.token(fresh)

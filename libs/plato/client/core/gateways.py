@@ -20,6 +20,11 @@ class Gateways:
         self._avoid: str | None = None
         self._round: list[str] = []
 
+    @property
+    def known(self) -> list[str]:
+        """Every address, the last list's first."""
+        return [*self.listed, *(a for a in self._given if a not in self.listed)]
+
     def avoid(self, address: str | None) -> None:
         """This gateway is closing, full or dead: in the next round it comes after the others."""
         self._avoid = address

@@ -158,6 +158,12 @@ class Effects:
     notices: list[Notice] = field(default_factory=list)
     connect: tuple[int, str] | None = None
     """Open a link of this number to this address."""
+    go_over: bool = False
+    """The second link takes the place of the first, which is closed; `frames` and `close` are the new one's."""
+    second_close: bool = False
+    second: tuple[int, str] | None = None
+    """Open a second link, which leaves the first as it is: of this number, to this address."""
+    second_frames: list[bytes] = field(default_factory=list)
     want_list: bool = False
     want_token: bool = False
     fresh_token: bool = False
@@ -170,6 +176,10 @@ class Effects:
             or self.close
             or self.notices
             or self.connect
+            or self.go_over
+            or self.second_close
+            or self.second
+            or self.second_frames
             or self.want_list
             or self.want_token
         )

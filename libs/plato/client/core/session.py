@@ -7,6 +7,7 @@
                  │                                   │  └ next ──┘  └ try again / log in ┤
                  └──── random delay told by the server ── the socket is gone ────────────┘
     any ──> STOPPED at a code of the range "stop" in a Kick or an Error, at logout, at close
+    LIVE ── Redirect: a second link commits elsewhere meanwhile (moving.py) ──> LIVE, on that link
 
 HELLO sends ReConn if a session is known, else Login. COMMITTING has sent the first Sync, which commits (R2); its answer
 makes the session the one that a later ReConn names. LIVE sends the outbox, pulls gaps, acknowledges pushes, beats.
@@ -29,6 +30,8 @@ from plato.client.core import wire
 from plato.client.core.gateways import Gateways
 from plato.client.core.inbox import Thread
 from plato.client.core.model import Effects, Entry, Session, Snapshot, StateChanged
+from plato.client.core.moving import Move, Outcome, ways
+from plato.client.core.moving import Step as MoveStep
 from plato.client.core.repeats import Chance, Request, Timing, jittered_ms
 from plato.client.core.traffic import Traffic
 from plato.core.codes import Action, Code, action
@@ -100,6 +103,15 @@ class Machine:
         self.device_id = snapshot.device_id
         self.link_no = 0
         """The link that may speak; rises with each attempt, events of an older one are ignored."""
+        self.moves = 0
+        """How often a Redirect took this client to another gateway; its state was ONLINE all the time."""
+        self._last_link_no = 0
+        self._move: Move | None = None
+        self._first_gone = False  # the link that stood is gone, the move's commit may come any moment
+        self._synced_elsewhere = (
+            False  # a second link sent its Sync and has not answered: it may have replaced the first
+        )
+        self._told_replaced = False  # it has, or somebody else
         self._chance = chance
         self._listing = listing
         self._platform = platform
@@ -177,6 +189,9 @@ class Machine:
         elif self._step is Step.LISTING:
             self._list = addresses
             self._open_round(now_ms)
+        elif self._move is not None and not self._move.running:
+            self._move.more(addresses or self._book.known)
+            self._next_way(now_ms)
 
     def tokened(self, token: str | None, now_ms: int) -> None:
         """The answer to `want_token`; None: the provider failed."""
@@ -194,6 +209,9 @@ class Machine:
 
     def opened(self, link_no: int, now_ms: int) -> bool:
         """The link is open. False: it is not wanted any more, close it."""
+        if self._move is not None and link_no == self._move.link_no:
+            self._move.opened(now_ms)
+            return True
         if link_no != self.link_no or self._step is not Step.CONNECTING:
             return False
         self._step = Step.HELLO
@@ -203,13 +221,19 @@ class Machine:
 
     def closed(self, link_no: int, now_ms: int) -> None:
         """The link could not be opened, or is gone."""
-        if link_no == self.link_no and self._step in (Step.CONNECTING, *_LINKED):
+        if self._move is not None and link_no == self._move.link_no:
+            self._way_failed(now_ms)
+        elif link_no == self.link_no and self._step in (Step.CONNECTING, *_LINKED):
             self._lost(now_ms)
 
     def frames(self, link_no: int, payloads: Iterable[bytes], now_ms: int) -> None:
         """Frames came, in order. A frame that cannot be read ends the link: its content would be missed in silence."""
         for payload in payloads:
-            if link_no != self.link_no or self._step not in _LINKED:
+            if self._move is not None and link_no == self._move.link_no:
+                self._moving(self._move.frame(payload, now_ms), now_ms)
+                if link_no != self.link_no:
+                    continue
+            if self._first_gone or link_no != self.link_no or self._step not in _LINKED:
                 return
             try:
                 self._frame(payload, now_ms)
@@ -230,7 +254,11 @@ class Machine:
         elif self._step is Step.CONNECTING:
             if now_ms >= self._until_ms:
                 self._drop(now_ms)
+        elif self._first_gone and self._move is not None:
+            self._moving(self._move.tick(now_ms), now_ms)
         elif self._step in _LINKED:
+            if self._move is not None and self._move.running:
+                self._moving(self._move.tick(now_ms), now_ms)
             again = self._requests.expire(now_ms)
             if again is None or (self._step is Step.LIVE and not self._traffic.outbox.expire(now_ms)):
                 self._book.avoid(self._address)
@@ -247,8 +275,10 @@ class Machine:
             return self._until_ms
         if self._step not in _LINKED:
             return None
-        moments = [self._requests.deadline_ms()]
-        if self._step is Step.LIVE:
+        moments = [] if self._first_gone else [self._requests.deadline_ms()]
+        if self._move is not None and self._move.running:
+            moments.append(self._move.deadline_ms())
+        if self._step is Step.LIVE and not self._first_gone:
             moments += [self._traffic.outbox.deadline_ms(), self._beat_ms]
         return min((m for m in moments if m is not None), default=None)
 
@@ -269,7 +299,10 @@ class Machine:
     def logout(self, now_ms: int) -> None:
         """Ends the session on the platform as soon as a connection is live, then stops."""
         self._logging_out = True
+        if self._move is not None and (self._first_gone or self._move.step is MoveStep.COMMITTING):
+            return  # the session is about to be the second link's: it is ended there
         if self._step is Step.LIVE:
+            self._stay()
             self._out.frames.append(self._requests.ask(pb.LOGOUT, 0, wire.logout(), now_ms))
 
     def stop(self, code: int | None, detail: str = "") -> None:
@@ -298,6 +331,8 @@ class Machine:
             self._out.notices.append(StateChanged(state))
         out = self._out
         out.link_no = self.link_no
+        if self._move is not None:
+            out.second_frames, self._move.frames = self._move.frames, []
         self._traffic.out = Effects()
         return out
 
@@ -335,11 +370,15 @@ class Machine:
         if address is None:
             self._wait_longer(now_ms)
             return
-        self.link_no += 1
+        self.link_no = self._new_link_no()
         self._address = address
         self._step = Step.CONNECTING
         self._until_ms = now_ms + CONNECT_MS
         self._out.connect = (self.link_no, address)
+
+    def _new_link_no(self) -> int:
+        self._last_link_no += 1
+        return self._last_link_no
 
     def _wait_longer(self, now_ms: int) -> None:
         """A round failed: exponential back-off, then a fresh list."""
@@ -366,6 +405,9 @@ class Machine:
     def _lost(self, now_ms: int) -> None:
         """The link is gone. A committed one resumes after the random delay; an attempt goes on with the next gateway."""
         was = self._step
+        if was is Step.LIVE and self._move is not None and self._move.running:
+            self._first_gone = True
+            return
         self._end_session()
         if self._logging_out:
             self.stop(int(Code.LOGGED_OUT))
@@ -381,6 +423,7 @@ class Machine:
             self._wait(now_ms, delay_ms)
 
     def _end_session(self) -> None:
+        self._stay()
         self._candidate = None
         self._traffic.end()
 
@@ -412,6 +455,9 @@ class Machine:
 
     def _log_in_again(self, code: int, now_ms: int) -> None:
         """A code of the range "log in": the session is done. A token refused twice in a row waits for better times."""
+        if self._told_replaced and code == Code.SECRET_WRONG:
+            self.stop(int(Code.REPLACED))  # by somebody else: to log in would be to take turns with them for ever
+            return
         self._note_code(code)
         self._forget_session()
         if code in _TOKEN_CODES:
@@ -439,19 +485,99 @@ class Machine:
 
     def _committed(self, run: int, push_no: int, now_ms: int) -> None:
         """The first Sync was answered: this session is the one to resume, and the outbox goes out again, in order."""
+        self._stands(now_ms)
+        self._traffic.begin(run, push_no)
+        if self._logging_out:
+            self.logout(now_ms)
+
+    def _stands(self, now_ms: int) -> None:
+        """The candidate's session is the one that a later ReConn names."""
         self._step = Step.LIVE
         self._live_since_ms = now_ms
         self._code = None
-        self._token_refused = False
+        self._token_refused = self._synced_elsewhere = self._told_replaced = False
         if self._candidate is not None and self._candidate != self._session:
             self._session = self._candidate
             self._out.writes.meta["session"] = f"{self._session.conn_id} {self._session.secret.hex()}"
         if self._address is not None and self._book.served(self._address):
             self._out.writes.meta["last_gateway"] = self._address
-        self._traffic.begin(run, push_no)
         self._beat_ms = now_ms + self._heartbeat_ms()
+
+    # ── going over to another gateway ────────────────────────────────────────────────────────────────────
+
+    def _redirected(self, redirect: pb.RedirectMsg, now_ms: int) -> None:
+        """This gateway is about to close: go on through another one, and leave it when that stands."""
+        if self._step is not Step.LIVE or self._move is not None or self._logging_out:
+            return
+        if self._session is None or self._address is None:
+            return
+        found = ways(redirect, self._address, self._network, self._chance)
+        self._move = Move(self._session, self._address, found, self._traffic, self.timing, self._chance)
+        self._next_way(now_ms)
+
+    def _next_way(self, now_ms: int) -> None:
+        move = self._move
+        if move is None:
+            return
+        if move.next_way(self._new_link_no(), now_ms):
+            self._out.second = (move.link_no, move.address)
+        elif move.listed:
+            self._move = None  # we stay; the Redirect comes again
+        else:
+            move.listed = True
+            if self._listing:
+                self._ask_list()
+            else:
+                move.more(self._book.known)
+                self._next_way(now_ms)
+
+    def _way_failed(self, now_ms: int) -> None:
+        """The second link is of no use. Without a first one this is a lost connection as any other."""
+        move = self._move
+        if move is None:
+            return
+        self._out.second_close = True
+        self._out.second = None
+        if move.code == Code.REPLACED or (move.code == Code.SECRET_WRONG and self._told_replaced):
+            self.stop(int(Code.REPLACED))
+        elif self._first_gone:
+            self._stay()
+            self._lost(now_ms)
+        elif self._logging_out:
+            self._stay()
+            self.logout(now_ms)
+        else:
+            self._next_way(now_ms)
+
+    def _moving(self, outcome: Outcome, now_ms: int) -> None:
+        if self._move is not None and self._move.step is MoveStep.COMMITTING:
+            self._synced_elsewhere = True
+        if outcome is Outcome.FAILED:
+            self._way_failed(now_ms)
+        elif outcome is Outcome.COMMITTED:
+            self._went_over(now_ms)
+
+    def _went_over(self, now_ms: int) -> None:
+        """The second link's Sync was answered: from now on it is the client's only one."""
+        move, self._move, self._first_gone = self._move, None, False
+        assert move is not None
+        assert move.sync is not None  # a commit answers our Sync
+        if move.welcome is not None:
+            self._tune(move.welcome)
+        self.moves += 1
+        self.link_no, self._address, self._candidate = move.link_no, move.address, move.candidate
+        self._stands(now_ms)
+        self._traffic.go_over(move.sync, *move.committed, now_ms)
+        self._out.go_over, self._out.close, self._out.second, self._out.second_close = True, False, None, False
         if self._logging_out:
             self.logout(now_ms)
+
+    def _stay(self) -> None:
+        """No second link."""
+        if self._move is not None and self._move.running:
+            self._out.second_close = True
+            self._out.second = None
+        self._move, self._first_gone = None, False
 
     def _note_code(self, code: int) -> None:
         self._code = code
@@ -463,12 +589,11 @@ class Machine:
             self._out.writes.meta["session"] = ""
 
     def _tune(self, ack: pb.ACKMsg) -> None:
-        """Takes over what the server told; without a heartbeat interval it told nothing."""
+        """Takes over what the server told; 0 tells nothing, save that a delay of 0 beside an interval is a time, too."""
         timing = self.timing
-        if not ack.heartbeat_ms:
-            return
-        timing.heartbeat_ms = ack.heartbeat_ms
-        timing.reconnect_delay_ms = ack.reconnect_delay_ms  # 0 is a time, too
+        if ack.heartbeat_ms or ack.reconnect_delay_ms:
+            timing.reconnect_delay_ms = ack.reconnect_delay_ms
+        timing.heartbeat_ms = ack.heartbeat_ms or timing.heartbeat_ms
         timing.resume_window_ms = ack.resume_window_ms or timing.resume_window_ms
         timing.repeat_min_ms = ack.repeat_min_ms or timing.repeat_min_ms
         timing.repeat_max_ms = max(ack.repeat_max_ms or timing.repeat_max_ms, timing.repeat_min_ms)
@@ -498,6 +623,8 @@ class Machine:
                 self._synced(pb.SyncedMsg.FromString(cmd.Payload), now_ms)
             case pb.PULLED:
                 self._pulled(pb.PulledMsg.FromString(cmd.Payload), now_ms)
+            case pb.REDIRECT:
+                self._redirected(pb.RedirectMsg.FromString(cmd.Payload), now_ms)
             case pb.KICK:
                 self._ended(pb.KickMsg.FromString(cmd.Payload).code, now_ms)
             case pb.ERROR:
@@ -592,6 +719,10 @@ class Machine:
 
     def _ended(self, code: int, now_ms: int) -> None:
         """A code that is about the session or the socket."""
+        if code == Code.REPLACED and self._synced_elsewhere:
+            self._told_replaced = True  # most likely by our own Sync, whose answer is on its way
+            self._drop(now_ms)
+            return
         self._note_code(code)
         act = action(code)
         if act is Action.STOP:

@@ -10,6 +10,7 @@ Memory: see inbox.py and outbox.py; `PULLS` pulls, one Sync and `HISTORIES` hist
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from plato.client.core import wire
@@ -37,6 +38,15 @@ PULLS: Final = 2
 PULL_ROWS: Final = 100
 HISTORIES: Final = 1
 """With one Sync these stay within the four requests that a connection may have open; a fifth is answered "busy"."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSync:
+    """The Sync that commits a connection: its walk, the id of its first page's request, and that request."""
+
+    walk: SyncWalk
+    ref: int
+    frame: bytes
 
 
 class Traffic:
@@ -71,6 +81,25 @@ class Traffic:
             self._walk_again = False  # the Sync that committed reads after it, so it covers what came before
         self.outbox.rewind_all()
         self._wanted.update(dict.fromkeys(self.inbox.behind()))
+
+    def first_sync(self) -> FirstSync:
+        """The Sync that is to commit another connection while this one goes on."""
+        walk, ref = SyncWalk(), self._next_ref()
+        return FirstSync(walk, ref, wire.sync(ref, *walk.ask(self.inbox.cursors())))
+
+    def go_over(self, sync: FirstSync, run: int, push_no: int, now_ms: int) -> None:
+        """`sync` was answered on another connection, with these numbers (0: not told): everything goes on there. What was
+        on its way here is asked or sent again; the page of `sync` is still to come, or comes next."""
+        asked = [self.requests.find(pb.PULL, ref) for ref in self._histories]
+        histories, self._histories = self._histories, {}
+        self.end()
+        self._histories = histories
+        self._walk = sync.walk
+        self.requests.ask(pb.SYNC, sync.ref, sync.frame, now_ms)  # sent already, there
+        self.begin(run, push_no)
+        for request in asked:
+            if request is not None:
+                self.out.frames.append(self.requests.ask(pb.PULL, request.ref, request.frame, now_ms))
 
     def end(self) -> None:
         """The connection, or its session, is gone: forget all that lives no longer."""

@@ -1,0 +1,288 @@
+"""One look at a cluster: lists, Secrets, reports, the record, the doubtful pods; in this order, all of it fresh.
+
+There is no cache of objects: watches only ring. What a look lists is what the API server has at that moment, so a watch that
+broke, hung or lost a deletion costs time (QUIET_MS of the planner), never a wrong picture. The record is read after the
+reports, so that no report is ahead of it, and doubtful pods after the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from plato.api.names import (
+    LABEL_CLUSTER,
+    MSG_HTTP_PORT,
+    STATE_ADMIN_PORT,
+    admin_secret_name,
+    topology_name,
+)
+from plato.api.objects import ApiError
+from plato.runtime import logs
+from plato.topology.record import Topology, TopologyError
+from plato.topology.stored import unpack
+
+from plato_operator import reading
+from plato_operator.core.snapshot import (
+    GATEWAY,
+    MSG,
+    STATE,
+    Child,
+    Cluster,
+    Memory,
+    Pod,
+    Pool,
+    Shard,
+    Snapshot,
+    doubts,
+    shard_pod,
+)  # fmt: skip
+from plato_operator.kube import Kube, KubeError, Object, Refused
+from plato_operator.reports import Access, Reports, Target
+
+CHILDREN: Final = (
+    "StatefulSet", "Deployment", "Job", "Service", "PodDisruptionBudget", "ServiceAccount", "Role", "RoleBinding",
+    "NetworkPolicy",
+)  # fmt: skip
+SECRETS_S: Final = 5.0
+"""How old a look at the Secrets may be. They are not watched: we may only get them by name."""
+
+_log = logs.get("observe")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A snapshot, and the objects behind it by (kind, name), whose resourceVersions later writes carry."""
+
+    snapshot: Snapshot
+    objects: Mapping[tuple[str, str], Object]
+    topology_text: str = ""
+
+
+class BadResource(Exception):
+    """A resource that the API server took does not fit its type; the text names it."""
+
+
+@dataclass(slots=True)
+class _Secrets:
+    """What the last look at the Secrets found."""
+
+    at: float = float("-inf")
+    spec: object = None
+    missing: tuple[str, ...] = ()
+    access: Access = field(default_factory=Access)
+    ca: bytes = b""
+    admin: Object | None = None
+
+
+class Observer:
+    """Looks at one cluster again and again."""
+
+    def __init__(
+        self, kube: Kube, reports: Reports, namespace: str, name: str, *, me: str, nodes: bool,
+        node_cidrs: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self._kube, self._reports = kube, reports
+        self._namespace, self._name = namespace, name
+        self._me, self._nodes, self._node_cidrs = me, nodes, node_cidrs
+        self._topology: Topology | None = None
+        self._secrets = _Secrets()
+        self._monitored = True  # one look, in case an earlier operator made one that nobody wants now
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        self._reports.close()
+
+    async def look(self, obj: Object, memory: Memory, refusals: Mapping[tuple[str, str], tuple[str, str]]) -> View:
+        """The View of now; obj is the PlatoCluster. Raises KubeError, BadResource."""
+        cluster = _read(reading.cluster, "PlatoCluster", obj)
+        objects, nodes = await self._list(cluster)
+        objects["PlatoCluster", cluster.name] = obj
+        pools: dict[str, Pool] = {}
+        shards: dict[str, Shard] = {}
+        for (kind, name), found in objects.items():
+            if kind == "GatewayPool":
+                pools[name] = _read(reading.pool, kind, found)
+            elif kind == "StateShard":
+                shards[name] = _read(lambda o: reading.shard(o, cluster.uid), kind, found)
+        pods = {name: reading.pod(found, pools, nodes) for (kind, name), found in objects.items() if kind == "Pod"}
+        secrets = await self._look_at_secrets(cluster)
+        if secrets.admin is not None:
+            objects["Secret", admin_secret_name(cluster.name)] = secrets.admin
+        reports = await self._reports.refresh(_targets(pods), _urgent(self._topology, pods), secrets.access)
+        now_ms = int(time.time() * 1000)
+        topology, version = await self._record(cluster)
+        live = await self._live(doubts(topology, pods))
+        self._topology = topology
+        return View(
+            Snapshot(
+                now_ms=now_ms, me=self._me, cluster=cluster, pools=pools, shards=shards, topology=topology, version=version,
+                pods=pods, children=dict(_children(objects)),
+                nodes=None if nodes is None else {n: reading.node(found) for n, found in nodes.items()},
+                reports=reports, live=live, missing_secrets=secrets.missing, refusals=refusals,
+                node_cidrs=self._node_cidrs or reading.addresses(nodes), memory=memory,
+            ),
+            objects,
+        )  # fmt: skip
+
+    async def _list(self, cluster: Cluster) -> tuple[dict[tuple[str, str], Object], dict[str, Object] | None]:
+        """Everything of the cluster by (kind, name), and the nodes where they may be read."""
+        selector = f"{LABEL_CLUSTER}={cluster.name}"
+        kinds = ["GatewayPool", "StateShard", "Pod", *CHILDREN]
+        calls = [
+            self._kube.list(kind, self._namespace, "" if kind in ("GatewayPool", "StateShard") else selector)
+            for kind in kinds
+        ]
+        if self._nodes:
+            calls.append(self._kube.list("Node"))
+        answers = await _all(calls)
+        if cluster.spec.monitoring.pod_monitor or self._monitored:
+            kinds.append("PodMonitor")
+            answers.insert(len(kinds) - 1, await self._monitors(selector))
+            self._monitored = bool(answers[len(kinds) - 1])
+        objects: dict[tuple[str, str], Object] = {}
+        for kind, items in zip(kinds, answers, strict=False):
+            for found in items:
+                if reading.named(kind, found) == cluster.name:
+                    objects[kind, reading.meta(found)["name"]] = found
+        nodes = {reading.meta(found)["name"]: found for found in answers[-1]} if self._nodes else None
+        return objects, nodes
+
+    async def _monitors(self, selector: str) -> list[Object]:
+        """PodMonitors; none where their kind is not installed or not ours to read: an apply then says so."""
+        try:
+            return await self._kube.list("PodMonitor", self._namespace, selector)
+        except Refused as e:
+            if e.status in (403, 404):
+                return []
+            raise
+
+    async def _record(self, cluster: Cluster) -> tuple[Topology | None, str]:
+        """The record by a live GET and its resourceVersion. One that cannot be read counts as lost."""
+        found = await self._kube.get("ConfigMap", self._namespace, topology_name(cluster.name))
+        if found is None:
+            return None, ""
+        version = str(reading.meta(found).get("resourceVersion", ""))
+        try:
+            return unpack(found), version
+        except TopologyError as e:
+            _log.error("the topology record cannot be read", cluster=cluster.name, why=str(e))
+            return None, version
+
+    async def _live(self, names: set[str]) -> dict[str, str]:
+        """{name: uid by a GET, empty for 404}."""
+        order = sorted(names)
+        found = await _all([self._kube.get("Pod", self._namespace, name) for name in order])
+        return {n: reading.meta(o).get("uid", "") if o is not None else "" for n, o in zip(order, found, strict=True)}
+
+    async def _look_at_secrets(self, cluster: Cluster) -> _Secrets:
+        """Which Secrets or keys are missing, the report's tokens, the CA of internal TLS."""
+        seen = self._secrets
+        if time.monotonic() - seen.at < SECRETS_S and seen.spec == cluster.spec and seen.admin is not None:
+            return seen
+        wanted = dict(_wanted_secrets(cluster))
+        admin = admin_secret_name(cluster.name)
+        names = sorted({*wanted, admin})
+        secrets = dict(
+            zip(names, await _all([self._kube.get("Secret", self._namespace, name) for name in names]), strict=True)
+        )
+        missing = []
+        for name, keys in wanted.items():
+            found = secrets[name]
+            if found is None:
+                missing.append(name)
+            else:
+                missing += [f"{name}/{key}" for key in keys if key not in (found.get("data") or {})]
+        internal = cluster.spec.tls.internal
+        ca = _decoded(secrets[internal.name], "ca.crt") if internal is not None else b""
+        tls = seen.access.tls if ca == seen.ca else None
+        if ca and tls is None:
+            try:
+                tls = ssl.create_default_context(cadata=ca.decode("ascii"))
+            except (ssl.SSLError, UnicodeDecodeError, ValueError):
+                missing.append(f"{internal.name if internal else ''}/ca.crt (it is no certificate)")
+        found = secrets[admin]
+        tokens = tuple(
+            _decoded(found, key).decode(errors="replace").strip() for key in sorted((found or {}).get("data") or {})
+        )
+        self._secrets = _Secrets(time.monotonic(), cluster.spec, tuple(missing), Access(tokens, tls), ca, found)
+        return self._secrets
+
+
+def _wanted_secrets(cluster: Cluster) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(name, keys) of the Secrets that the spec names; one name may come once only, so keys are gathered."""
+    spec = cluster.spec
+    found: dict[str, set[str]] = {}
+    found.setdefault(spec.database.uri.name, set()).add(spec.database.uri.key)
+    found.setdefault(spec.store.url.name, set()).add(spec.store.url.key)
+    if spec.bus.kafka is not None:
+        found.setdefault(spec.bus.kafka.config.name, set()).add(spec.bus.kafka.config.key)
+    if spec.auth.keys is not None:
+        found.setdefault(spec.auth.keys.name, set())
+    for ref, keys in ((spec.tls.internal, ("tls.crt", "tls.key", "ca.crt")), (spec.tls.client, ("tls.crt", "tls.key"))):
+        if ref is not None:
+            found.setdefault(ref.name, set()).update(keys)
+    for name, wanted in found.items():
+        yield name, tuple(sorted(wanted))
+
+
+def _decoded(secret: Object | None, key: str) -> bytes:
+    try:
+        return base64.b64decode(((secret or {}).get("data") or {}).get(key, ""), validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def _targets(pods: Mapping[str, Pod]) -> dict[str, Target]:
+    """Whom to ask: processes that run and answer /v1/report."""
+    found = {}
+    for name, pod in pods.items():
+        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+        if not pod.running or not pod.ip:
+            continue
+        if pod.component == GATEWAY and pod.endpoint is not None and pod.endpoint.admin:
+            found[name] = Target(pod.uid, pod.endpoint.admin)
+        elif pod.component == STATE:
+            found[name] = Target(pod.uid, f"{host}:{STATE_ADMIN_PORT}")
+        elif pod.component == MSG:
+            found[name] = Target(pod.uid, f"{host}:{MSG_HTTP_PORT}")
+    return found
+
+
+def _urgent(topology: Topology | None, pods: Mapping[str, Pod]) -> set[str]:
+    """Who is asked at each pass: parties to a drain or a move, who is not ready, and everybody while there is no record."""
+    if topology is None:
+        return set(pods)
+    found = {name for name, pod in pods.items() if not pod.ready or pod.deleting}
+    found |= {name for name, gateway in topology.gateways.items() if gateway.drain is not None}
+    if topology.move is not None:
+        found |= {shard_pod(topology.move.source), shard_pod(topology.move.target)}
+    return found
+
+
+def _children(objects: Mapping[tuple[str, str], Object]) -> Iterator[tuple[tuple[str, str], Child]]:
+    for (kind, name), found in objects.items():
+        if kind not in ("Pod", "PlatoCluster"):
+            yield (kind, name), reading.child(kind, found)
+
+
+def _read(how: Any, kind: str, obj: Object) -> Any:
+    try:
+        return how(obj)
+    except (ApiError, KeyError, TypeError, ValueError) as e:
+        raise BadResource(f"{kind} {reading.meta(obj).get('name', '?')}: {e}") from e
+
+
+async def _all(calls: list[Any]) -> list[Any]:
+    """The results of all calls, or the first error: one that forbids tells more than one that timed out."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    errors = [r for r in results if isinstance(r, BaseException)]
+    for error in sorted(errors, key=lambda e: (isinstance(e, KubeError), not isinstance(e, Refused))):
+        raise error
+    return list(results)

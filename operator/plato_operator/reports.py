@@ -1,0 +1,157 @@
+"""What the processes of one cluster say of themselves: GET /v1/report of gateways, state shards and msg.
+
+Parties to a drain or a move, and who does not serve yet, are asked at each pass, the others every QUIET_S. Each pod is asked
+by a task of its own; a pass waits for them GRACE_S at most, so one that hangs delays nobody. No answer, or one of another
+uid (a reused host port), is unknown: the older one is dropped. Bounded by one report and one request per pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiohttp
+from plato.runtime import logs
+
+from plato_operator import metrics
+from plato_operator.core.snapshot import DrainReport, Report
+
+PATH: Final = "/v1/report"
+QUIET_S: Final = 9.0
+TIMEOUT_S: Final = 2.0
+GRACE_S: Final = 0.5
+STALE_S: Final = 30.0
+MOST_BYTES: Final = 1 << 20
+TLS_NAME: Final = "plato-internal"
+"""Name in the certificate that every process of a cluster with internal TLS holds."""
+
+_log = logs.get("reports")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A process to ask: the uid that its answer must carry, host:port of its admin port."""
+
+    uid: str
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to ask: bearer tokens to try in turn, and the context of internal TLS, None for plain text."""
+
+    tokens: Sequence[str] = ()
+    tls: ssl.SSLContext | None = None
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One target: when it was asked last, its newest report and when that came, the request under way."""
+
+    target: Target
+    asked_at: float = float("-inf")
+    report: Report | None = None
+    at: float = 0.0
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+    failing: str = ""
+
+
+class Reports:
+    """The newest reports of one cluster."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, namespace: str, cluster: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._session, self._clock = session, clock
+        self._labels = (namespace, cluster)
+        self._seen: dict[str, _Seen] = {}
+
+    async def refresh(
+        self, targets: Mapping[str, Target], urgent: Collection[str], access: Access
+    ) -> dict[str, Report]:
+        """Asks who is due and returns what is known now, by pod name."""
+        now = self._clock()
+        for name in [n for n, seen in self._seen.items() if targets.get(n) != seen.target]:
+            self._forget(name)
+        for name, target in targets.items():
+            seen = self._seen.setdefault(name, _Seen(target))
+            due = name in urgent or now - seen.asked_at >= QUIET_S
+            if due and seen.task is None:
+                seen.asked_at = now
+                seen.task = asyncio.create_task(self._ask(name, seen, access))
+        asked = [seen.task for seen in self._seen.values() if seen.task is not None]
+        if asked:
+            await asyncio.wait(asked, timeout=GRACE_S)
+        now = self._clock()
+        return {n: s.report for n, s in self._seen.items() if s.report is not None and now - s.at < STALE_S}
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        for name in list(self._seen):
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        task = self._seen.pop(name).task
+        if task is not None:
+            task.cancel()
+
+    async def _ask(self, name: str, seen: _Seen, access: Access) -> None:
+        try:
+            raw = await self._fetch(seen.target, access)
+            seen.report = parsed(raw)
+            if seen.report.uid != seen.target.uid:
+                raise ValueError(f"answered by process {seen.report.uid or '?'}, not {seen.target.uid}")
+            seen.at, seen.failing = self._clock(), ""
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, TypeError) as e:
+            seen.report = None
+            metrics.REPORTS_FAILED.labels(*self._labels).inc()
+            words = str(e) or type(e).__name__
+            if words != seen.failing:
+                _log.info("no report", pod=name, at=seen.target.at, why=words)
+                seen.failing = words
+        finally:
+            seen.task = None
+
+    async def _fetch(self, target: Target, access: Access) -> Any:
+        url = f"{'https' if access.tls else 'http'}://{target.at}{PATH}"
+        status = 0
+        for token in access.tokens or ("",):
+            async with self._session.get(
+                url, headers={"Authorization": f"Bearer {token}"}, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+                allow_redirects=False, ssl=access.tls or True, server_hostname=TLS_NAME if access.tls else None,
+            ) as answer:  # fmt: skip
+                status = answer.status
+                if status == 200:
+                    body = await answer.content.read(MOST_BYTES)
+                    while not answer.content.at_eof() and len(body) < MOST_BYTES:
+                        body += await answer.content.read(MOST_BYTES - len(body))
+                    return json.loads(body)
+                if status != 401:
+                    break
+        raise ValueError(f"HTTP {status}")
+
+
+def parsed(raw: Any) -> Report:
+    """A Report of its JSON; absent fields are unknown. Raises ValueError or TypeError for what is none."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("uid"), str):
+        raise ValueError("the report is no object with a uid")
+    slots, drain = raw.get("slots"), raw.get("drain")
+    acquired = slots.get("acquired") if isinstance(slots, dict) else None
+    told = None
+    if isinstance(drain, dict) and drain.get("id") is not None:
+        told = DrainReport(
+            int(drain["id"]), str(drain.get("phase", "")), int(drain.get("remaining") or 0), int(drain.get("cut") or 0)
+        )
+    worker_id, lease = raw.get("worker_id"), raw.get("lease")
+    return Report(
+        uid=raw["uid"], epoch_seen=int(raw.get("epoch_seen") or 0),
+        worker_id=int(worker_id) if worker_id is not None else None,
+        lease=lease if isinstance(lease, bool) else None,
+        acquired=tuple((int(first), int(last)) for first, last in acquired or ()),
+        drain=told, connections=int(raw.get("connections") or 0),
+    )  # fmt: skip

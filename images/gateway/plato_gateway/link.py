@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from plato.core.ids import SLOTS
 from plato.ports import TopologySource
-from plato.runtime import admin, logs, tls
+from plato.runtime import admin, logs, report, tls
 from plato.runtime.process import forever
 from plato.runtime.settings import Settings
 from plato.topology.record import Gateway, Shard, Topology
@@ -166,6 +166,8 @@ class Link:
         self._holds = Holds()
         self._held: frozenset[int] = frozenset()
         self._grants = Grants()
+        self._minted_for = -1
+        """The worker_id of the grants."""
         self._refused = ""
         """Why no shard reserves for us; "" when one does."""
         self._reserve_now = asyncio.Event()
@@ -195,7 +197,8 @@ class Link:
         self._server = await loop.create_unix_server(lambda: WorkerLane(self), sock=sock)
         self._collector = LinkCollector(self.load, self.streams, self._reserved_ahead_s)
         REGISTRY.register(self._collector)
-        application = admin.app(self.not_ready, [Route("/v1/load", self._load_report)])
+        routes = [Route("/v1/load", self._load_report), report.route(self._settings, self.report)]
+        application = admin.app(self.not_ready, routes)
         self._admin = admin.HttpServer(
             application, gateway.admin_host, gateway.admin_port, self._tls.serve() if self._tls is not None else None
         )
@@ -256,9 +259,22 @@ class Link:
             return "no stamps are reserved"
         return ""
 
+    def report(self) -> dict[str, Any]:
+        """What /v1/report says. lease: whether the store's reservation of our worker_id is ours; None: not known now."""
+        own, lease = self._own, None
+        if own is not None:
+            lease = False if self._refused else True if self._reserved_ahead_s() > 0 else None
+        return {
+            "epoch_seen": self._topology.epoch if self._topology is not None else 0,
+            "worker_id": own.worker_id if own is not None else None,
+            "lease": lease,
+            "drain": self.drain.status(),
+            "connections": self.load.connections,
+            "serving": not self.not_ready(),
+        }
+
     async def _load_report(self, _: Request) -> Response:
-        report: dict[str, Any] = self.load.report(self._name, self._uid, not self.not_ready())
-        return JSONResponse(report)
+        return JSONResponse(self.load.report(self._name, self._uid, not self.not_ready()))
 
     def _reserved_ahead_s(self) -> float:
         return max(0.0, self._grants.until_ms / 1000 - time.time())
@@ -278,6 +294,9 @@ class Link:
         own = record if record is not None and record.uid == self._uid else None
         again = own is None or self._own is None or own.worker_id != self._own.worker_id
         self._own = own
+        if own is not None and own.worker_id != self._minted_for:
+            # What was reserved, or refused, was so for another worker_id.
+            self._minted_for, self._grants, self._refused = own.worker_id, Grants(), ""
         self.drain.topology(topology, own)
         shards = {r.shard for r in topology.slots} & set(topology.shards) if own is not None else set()
         for name, stream in list(self.streams.items()):
@@ -470,6 +489,8 @@ class Link:
             reply = await attached[(turn + i) % len(attached)].reserve(request, RESERVE_TIMEOUT_S)
             if reply is None:
                 continue
+            if request.worker_id != self._minted_for:
+                return False  # the record gave us another one meanwhile
             if not reply.ok:
                 if self._refused != reply.msg:
                     self.log.warning("the reservation was refused", reason=reply.msg)

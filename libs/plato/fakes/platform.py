@@ -8,7 +8,7 @@ own tests talk to, and an application's tests may. Memory: everything that was e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -159,6 +159,13 @@ class Platform:
         for conn_id, conn in self._conns.items():
             if conn.committed and conn.newest is not None:
                 self.out.append((conn_id, conn.newest.SerializeToString()))
+
+    def redirect(self, gateways: Iterable[tuple[str, int]]) -> None:
+        """Every gateway drains: each committed connection is told to go on through these, (ip, port)."""
+        named = [pb.RedirectGateway(ip=ip, port=port, ws_port=port) for ip, port in gateways]
+        for conn_id, conn in self._conns.items():
+            if conn.committed:
+                self._send(conn_id, pb.REDIRECT, pb.RedirectMsg(gateways=named).SerializeToString())
 
     def kick(self, user: str, code: Code = Code.KICKED) -> None:
         """An administrator ends a user's sessions, or something else does."""

@@ -51,6 +51,8 @@ class Device:
         self.refused: set[bytes] = set()
         self.settled: set[bytes] = set()
         self.net: Net | None = None
+        self.second: Net | None = None
+        """To another gateway, after a Redirect."""
         self.start()
 
     def start(self) -> None:
@@ -60,7 +62,7 @@ class Device:
             self.store.load(), gateways=["here"], listing=False, chance=self.world.chance.random, platform="model"
         )
         self.machine.named(self.user)
-        self.net = None
+        self.net = self.second = None
         self.machine.start(self.world.now_ms)
         self.round()
 
@@ -85,6 +87,9 @@ class Device:
         self.release(effects)
 
     def release(self, effects: Effects) -> None:
+        if effects.go_over:
+            self.cut(tell=False)
+            self.net, self.second = self.second, None
         if self.net is not None and effects.frames and effects.link_no == self.net.link_no:
             self.net.up += effects.frames
         if effects.close:
@@ -95,12 +100,23 @@ class Device:
             self.net = Net(self.world.platform.open(), link_no)
             assert self.machine.opened(link_no, self.world.now_ms)
             self.round()
+        if effects.second_close:
+            self.cut_second(tell=False)
+        if effects.second is not None:
+            self.cut_second(tell=False)
+            link_no, _ = effects.second
+            self.second = Net(self.world.platform.open(), link_no)
+            assert self.machine.opened(link_no, self.world.now_ms)
+            self.round()
+        elif effects.second_frames and self.second is not None:
+            self.second.up += effects.second_frames
         if effects.want_token:
             self.machine.tokened(self.user, self.world.now_ms)
             self.round()
 
     def crash(self) -> None:
         self.cut(tell=False)
+        self.cut_second(tell=False)
         self.store.close()
         self.start()
 
@@ -112,6 +128,27 @@ class Device:
         if tell:
             self.machine.closed(net.link_no, self.world.now_ms)
             self.round()
+
+    def cut_second(self, tell: bool = True) -> None:
+        if self.second is None:
+            return
+        net, self.second = self.second, None
+        self.world.platform.close(net.conn_id)
+        if tell:
+            self.machine.closed(net.link_no, self.world.now_ms)
+            self.round()
+
+    def arrive_second(self, crash: str = "") -> None:
+        """The next frame on the second connection."""
+        net = self.second
+        if net is None or not net.down:
+            return
+        payload = net.down.popleft()
+        if payload is None:
+            self.cut_second()
+        else:
+            self.machine.frames(net.link_no, [payload], self.world.now_ms)
+            self.round(crash)
 
     def arrive(self, crash: str = "") -> None:
         """The next frame from the platform."""
@@ -162,7 +199,7 @@ class World:
 
     def carry(self) -> None:
         """What the platform sent reaches the connections' queues."""
-        nets = {d.net.conn_id: d.net for d in self.devices if d.net is not None}
+        nets = {net.conn_id: net for d in self.devices for net in (d.net, d.second) if net is not None}
         for conn_id, payload in self.platform.out:
             if conn_id in nets:
                 nets[conn_id].down.append(payload)
@@ -170,6 +207,12 @@ class World:
 
     def deliver_up(self, n: int) -> None:
         net = self.devices[n].net
+        if net is not None and net.up:
+            self.platform.frame(net.conn_id, net.up.popleft())
+            self.carry()
+
+    def deliver_up_second(self, n: int) -> None:
+        net = self.devices[n].second
         if net is not None and net.up:
             self.platform.frame(net.conn_id, net.up.popleft())
             self.carry()
@@ -198,6 +241,10 @@ class World:
                         busy = True
                     while device.net is not None and device.net.down:
                         device.arrive()
+                        busy = True
+                    while device.second is not None and (device.second.up or device.second.down):
+                        self.deliver_up_second(n)
+                        device.arrive_second()
                         busy = True
             if self.done():
                 return
@@ -251,6 +298,9 @@ STEPS = st.one_of(
     st.tuples(st.sampled_from(["up", "up", "up", "drop_up"]), N),
     st.tuples(st.sampled_from(["down", "down", "down", "drop_down", "double_down", "swap_down"]), N),
     st.tuples(st.just("down_crash"), N, st.sampled_from(["before", "after"])),
+    st.tuples(st.sampled_from(["up2", "up2", "down2", "down2", "drop_up2", "drop_down2", "cut2", "flow2"]), N),
+    st.tuples(st.just("down2_crash"), N, st.sampled_from(["before", "after"])),
+    st.tuples(st.sampled_from(["redirect"])),
     st.tuples(st.sampled_from(["tick", "cut", "show", "show_crash", "crash", "flow", "flow"]), N),
     st.tuples(st.sampled_from(["restart", "repeat", "busy", "pending", "late", "msg_away", "msg", "sessions", "hole"])),
 )
@@ -282,6 +332,24 @@ def step(world: World, what: tuple[str, ...]) -> None:
         case "swap_down" if net is not None and len(net.down) > 1 and None not in net.down:
             # A late frame: hops are first-in first-out, but a receipt may overtake, and a repeat comes late.
             net.down.rotate(1)
+        case "up2":
+            world.deliver_up_second(n)
+        case "down2":
+            device.arrive_second()
+        case "down2_crash":
+            device.arrive_second(crash=rest[1])
+        case "drop_up2" if device.second is not None and device.second.up:
+            device.second.up.popleft()
+        case "drop_down2" if device.second is not None and device.second.down and device.second.down[0] is not None:
+            device.second.down.popleft()
+        case "cut2":
+            device.cut_second()
+        case "flow2":
+            for _ in range(4):
+                world.deliver_up_second(n)
+                device.arrive_second()
+        case "redirect":
+            platform.redirect([("there", 1), ("yonder", 2)])
         case "tick":
             world.tick(n)
         case "cut":
@@ -345,6 +413,7 @@ def test_long_histories(seed: int) -> None:
     """Thousands of steps at random: deeper than what hypothesis finds room for."""
     chance = random.Random(seed)
     names = ["up", "down"] * 12 + ["flow"] * 12 + ["tick", "show", "drop_up", "drop_down", "double_down"]
+    names += ["redirect", "redirect"] + ["flow2", "up2", "down2"] * 3 + ["drop_up2", "drop_down2", "cut2"]
     names += ["cut", "crash", "restart", "repeat", "busy", "msg_away", "msg", "msg", "show_crash", "hole"]
     with folder() as where:
         world = World(where, seed, page_rows=chance.choice([2, 5, 100]), page_conversations=2)
@@ -358,6 +427,7 @@ def test_long_histories(seed: int) -> None:
             world.settle()
             world.check()
             assert world.count > 100
+            assert any(device.machine.moves for device in world.devices)
         finally:
             world.close()
 

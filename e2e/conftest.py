@@ -67,8 +67,11 @@ def testbed(kubeconfig: Path) -> Layout | None:
 
 @pytest.fixture(autouse=True)
 def _only_with_nodes(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("nodes") and os.environ.get("PLATO_E2E_KUBECONFIG") and _testbed() is None:
-        pytest.skip("it does things to nodes, which is done to the testbed's own nodes only")
+    if request.node.get_closest_marker("nodes") and os.environ.get("PLATO_E2E_KUBECONFIG"):
+        if _testbed() is None:
+            pytest.skip("it does things to nodes, which is done to the testbed's own nodes only")
+        if os.environ.get("PLATO_E2E_SHARED"):
+            pytest.skip("it does things to nodes, and PLATO_E2E_SHARED says that others use them")
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,16 @@ It needs no Kubernetes: whatever a gateway's death or a doctored history must sh
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from plato.local.cluster import LocalCluster
 
+from e2e.live.balancer import Balancer
 from e2e.live.driver import LiveLoad
-from e2e.live.history import Connected, Records, Spoken
+from e2e.live.history import Connected, Records, Spoken, Tail
 from e2e.live.plan import Plan
 from e2e.live.report import Excuse, Mark, Report, make_report
 from tests.faults import doctored, looking
@@ -97,3 +99,33 @@ def test_late_acks_gaps_and_deliveries_are_measured() -> None:
     late = _report([_came("broken")], [], accepted=20.5)
     assert (late.late, late.in_time, late.longest_gap_s) == (1, 0.0, 2.0)
     assert _report([], [], accepted=None).acks_s == (float("inf"),)
+
+
+def test_records_are_read_on_from_where_they_ended(tmp_path: Path) -> None:
+    """A line that its worker has not finished waits for the next reading."""
+    path, records = tmp_path / "history.jsonl", Records()
+    tail = Tail(path)
+    tail.read(records)
+    path.write_text('{"t": 1, "e": "offline", "user": "a", "gateway": "g", "code": 0}\n{"t": 2, "e": "lag", ')
+    tail.read(records)
+    assert (records.offline, records.lags_s) == ({"a": 1}, [])
+    with path.open("a") as file:
+        file.write('"s": 0.7}\n')
+    tail.read(records)
+    assert records.lags_s == [0.7]
+
+
+def test_the_balancer_leads_to_whoever_answers() -> None:
+    """A dead target is passed over; bytes go both ways, and the end of one side is the end of both."""
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        closed = dead.getsockname()
+    with socket.create_server(("127.0.0.1", 0)) as server, Balancer([closed, server.getsockname()]) as balancer:
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", balancer.port), timeout=10) as client:
+                peer, _ = server.accept()
+                with peer:
+                    client.sendall(b"ask")
+                    assert peer.recv(3) == b"ask"
+                    peer.sendall(b"answer")
+                assert client.recv(6) == b"answer"
+                assert client.recv(1) == b""

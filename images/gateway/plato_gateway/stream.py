@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import grpc
 from plato.runtime import logs
+from plato.runtime.grpc_options import CHANNEL
 from plato.runtime.tls import InternalTls
 from plato.runtime.tls import channel as new_channel
 from plato.wire.v1 import state_pb2, state_pb2_grpc
@@ -40,9 +41,8 @@ STALL_S: Final = 0.5
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
-    # Each attempt is ours to time: a shared subchannel would bring its own back-off of up to minutes.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
+    # Each attempt is ours to time: its channel is new, so nothing of an earlier one is waited out.
+    *CHANNEL,
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final, NoReturn
 
 import grpc
 from plato.core.errors import Unavailable
+from plato.runtime.grpc_options import SERVER
 from plato.runtime.settings import SettingsError
 from plato.runtime.tls import InternalTls, add_port
 from plato.wire.v1 import client_pb2, msg_pb2, msg_pb2_grpc
@@ -58,8 +59,7 @@ async def start(
     servicer: MsgServicer, host: str, port: int, tls: InternalTls | None = None
 ) -> tuple[grpc.aio.Server, int]:
     """Serves; returns the server and its port (chosen, if `port` is 0). Raises SettingsError when the port is in use."""
-    # Without this two processes would share a port in silence.
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=SERVER)
     msg_pb2_grpc.add_MsgServicer_to_server(servicer, server)
     try:
         _probe(host, port)  # gRPC writes lines of its own about a port in use

@@ -21,6 +21,7 @@ from plato.core.codes import Code
 from plato.core.errors import Unavailable
 from plato.ports import ReservationStore
 from plato.runtime import logs
+from plato.runtime.grpc_options import SERVER
 from plato.runtime.tls import InternalTls, add_port
 from plato.wire.v1 import state_pb2, state_pb2_grpc
 
@@ -38,9 +39,7 @@ OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     # A gateway's machine that vanished without a word is noticed; its sessions stop ageing then (R10).
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it
+    *SERVER,
 )
 
 

@@ -15,6 +15,7 @@ import grpc
 from grpc import aio
 
 from plato.core.errors import Unavailable
+from plato.runtime.grpc_options import CHANNEL
 from plato.runtime.tls import InternalTls
 from plato.runtime.tls import channel as new_channel
 
@@ -23,11 +24,7 @@ _GRACE_S: Final = 10.0  # longer than any call of ours
 _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 150),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # in spite of its name: how long one attempt to connect may take
-    ("grpc.use_local_subchannel_pool", 1),  # else a new channel waits out the back-off of the one before
-    ("grpc.enable_http_proxy", 0),
+    *CHANNEL,
 )
 
 T = TypeVar("T")

@@ -65,6 +65,7 @@ class Voice:
         self._since: float | None = None
         """When it was lost; None while one stands, or before the first."""
         self._cause = "start"
+        self._moves = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     def _token(self) -> str:
@@ -113,7 +114,9 @@ class Voice:
             if gateway == self._gateway and self._since is None:
                 continue
             if self._gateway and self._since is None:
-                self._cause = "redirect"
+                # A break so short that its states were never seen would look the same, but for this count.
+                self._cause = "redirect" if self.client.moves > self._moves else "broken"
+            self._moves = self.client.moves
             gap_s = time.monotonic() - self._since if self._since is not None else 0.0
             self._note("online", user=self.user, gateway=gateway, cause=self._cause, lost=self._gateway, gap=gap_s)
             self._gateway, self._since = gateway, None

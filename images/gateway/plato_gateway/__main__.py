@@ -40,7 +40,7 @@ def main() -> int:
 
             return worker.run(settings, arguments.index)
         if arguments.role == "link":
-            return asyncio.run(_run_link(settings))
+            return asyncio.run(_run_link(settings, arguments.pod_pid))
         preflight.check(settings.gateway)
         given = ["--settings", str(arguments.settings)] if arguments.settings else []
         return pod.Pod(settings, given).run()
@@ -54,14 +54,18 @@ def main() -> int:
         return 130
 
 
-async def _run_link(settings: Settings) -> int:
+async def _run_link(settings: Settings, pod_pid: int) -> int:
     from plato.adapters.topology import topology_source
     from plato.runtime.process import forever, until_stopped
 
     from .link import Link
 
+    def tell_pod() -> None:
+        if os.getppid() == pod_pid:
+            os.kill(pod_pid, signal.SIGUSR1)
+
     topology = topology_source(settings.topology)
-    link = Link(settings, topology)
+    link = Link(settings, topology, tell_pod)
     try:
         await link.start()
         parts = {"topology": topology.run(), "link": link.run()}

@@ -4,6 +4,9 @@ It does nothing else, so that it has no reason to die. A child that ran for SETT
 keeps dying after a delay that doubles up to MAX_DELAY_S. A child that says at its first start that it cannot (exit code
 2 or 3: settings, ports) ends the pod with that code. `pids.json` in gateway.run_dir names the processes; it is replaced
 whole at each change.
+
+SIGTERM or SIGINT ends the pod; with gateway.drain_on_term the link first moves the clients away, and says by SIGUSR1 when
+that is over (term.py). A second one, or a link that says nothing long after the deadline, ends it at once.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Final
 from plato.runtime import logs
 from plato.runtime.settings import Settings
 
+from . import term
 from .preflight import CANNOT_START
 
 SETTLED_S: Final = 5.0
@@ -30,6 +34,8 @@ MIN_DELAY_S: Final = 0.1
 MAX_DELAY_S: Final = 2.0
 WORKERS_STOP_S: Final = 2.0
 LINK_STOP_S: Final = 1.5
+LATE_S: Final = 5.0
+"""So long after the deadline of its drain the pod waits for the link's word."""
 
 _FINAL_CODES = (2, CANNOT_START)
 
@@ -56,6 +62,10 @@ class Pod:
     def __init__(self, settings: Settings, arguments: Sequence[str]) -> None:
         """`arguments` are those that give a child its settings."""
         self._run_dir = settings.gateway.run_dir
+        self._drains = settings.gateway.drain_on_term
+        self._drain_s = settings.gateway.drain_deadline_s + LATE_S
+        self._end_s: float | None = None
+        """SIGTERM came: until then the drain may take."""
         self._log = logs.get("pod")
         self._pids_stale = False
         """pids.json could not be written; it is tried again each second."""
@@ -68,16 +78,17 @@ class Pod:
 
     def run(self) -> int:
         """Keeps the children alive until SIGTERM or SIGINT; ends them; returns the exit code."""
-        wanted = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+        wanted = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
         # Blocked and taken one by one: nothing is lost between looking and waiting. Children unblock them (__main__).
         signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
         code = 0
+        term.forget(self._run_dir)
         while True:
             self._start_due()
             if self._pids_stale:
                 self._write_pids()
             taken = signal.sigtimedwait(wanted, self._wait_s())
-            if taken is not None and taken.si_signo != signal.SIGCHLD:
+            if self._ends(taken.si_signo if taken is not None else 0):
                 break
             final = self._reap()
             if final:
@@ -85,6 +96,23 @@ class Pod:
                 break
         self._stop()
         return code
+
+    def _ends(self, number: int) -> bool:
+        """Whether the pod ends now. number: of the signal that came, or 0."""
+        if number in (signal.SIGTERM, signal.SIGINT):
+            if self._end_s is not None or not self._drains:
+                return True
+            now_s = time.monotonic()
+            try:
+                term.ask(self._run_dir, int(now_s * 1000))
+            except OSError as e:
+                self._log.error("the link cannot be asked to drain: the clients are closed", error=str(e))
+                return True
+            self._end_s = now_s + self._drain_s
+            self._log.info("asked to end: the clients are moved away first", at_most_s=self._drain_s)
+        if self._end_s is None:
+            return False
+        return number == signal.SIGUSR1 or time.monotonic() >= self._end_s
 
     def _children(self) -> list[_Child]:
         return [self._link, *self._workers]

@@ -10,10 +10,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from plato.api.cluster import Bus, Gateways, Images, IpconfigSpec, Monitoring, MsgSpec, StateSpec, Tls
+from plato.api.cluster import (
+    Auth,
+    Bus,
+    Database,
+    Gateways,
+    Images,
+    IpconfigSpec,
+    Monitoring,
+    MsgSpec,
+    StateSpec,
+    Store,
+    Tls,
+    UriKey,
+    UrlKey,
+)  # fmt: skip
 from plato.api.names import admin_secret_name, default_pool_name, shard_name
 from plato.api.objects import to_object
 from plato.api.pool import DrainSpec, GatewayPoolSpec, PoolTemplate, Ports
@@ -27,6 +41,10 @@ from plato_operator.core.work import Work
 
 _ROLLS_NOTHING: Final = ("drain", "rollout", "replicas", "clusterRef", "publicAddress")
 """Fields of a pool that reach pods by the record, or not at all."""
+
+RENDERING: Final[Mapping[str, int]] = {}
+"""{kind/role: how often what is rendered for it has changed so that running clusters must get it}. Counting up changes the
+hash: an upgrade of the operator then applies these objects again, and their pods roll. The golden files tell when to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +81,27 @@ def _stripped(value: Any, default: Any) -> Any:
     return {k: _stripped(v, default.get(k)) for k, v in value.items() if v != default.get(k) and v not in ({}, [])}
 
 
-def _common(work: Work) -> dict[str, Any]:
+def _common(work: Work, part: str) -> dict[str, Any]:
+    """What reaches the pods of every part: images without other parts' overrides, the certificates that this one shows."""
     spec = work.snap.cluster.spec
-    return {"images": stripped(spec.images, Images()), "tls": stripped(spec.tls, Tls())}
+    own = {name: ref for name, ref in spec.images.overrides.items() if name == part}
+    tls = spec.tls if part == GATEWAY else replace(spec.tls, client=None)
+    return {"images": stripped(replace(spec.images, overrides=own), Images()), "tls": stripped(tls, Tls())}
 
 
 def _back(work: Work) -> dict[str, Any]:
+    """What reaches the pods of msg and state."""
     spec = work.snap.cluster.spec
     return {
-        "database": to_object(spec.database), "store": to_object(spec.store), "bus": stripped(spec.bus, Bus()),
-        "auth": to_object(spec.auth),
+        "database": stripped(spec.database, Database(UriKey(""))), "store": stripped(spec.store, Store(UrlKey(""))),
+        "bus": stripped(spec.bus, Bus()), "auth": stripped(spec.auth, Auth()),
     }  # fmt: skip
 
 
 def migration(work: Work) -> str:
     """Name of the Job that brings the database to what the present spec asks for; another one for each set of inputs."""
-    cluster = work.snap.cluster
-    return f"{_migrations(work)}{hashed([cluster.spec.version, _common(work), _back(work)])[:8]}"
+    version, back = work.snap.cluster.spec.version, _back(work)
+    return f"{_migrations(work)}{hashed([version, _common(work, MSG)['images'], back['database'], back['bus']])[:8]}"
 
 
 def _migrations(work: Work) -> str:
@@ -100,7 +122,7 @@ def migrated(work: Work) -> bool:
 def wanted(work: Work) -> Iterator[Wanted]:
     """All objects, in the order of their creation: what others need comes first."""
     name, spec = work.snap.cluster.name, work.snap.cluster.spec
-    common, back = _common(work), _back(work)
+    back = _back(work)
     yield Wanted("Secret", admin_secret_name(name), "admin-tokens", {}, once=True)
     for kind in ("ServiceAccount", "Role", "RoleBinding"):
         yield Wanted(kind, name, "members", {})
@@ -116,7 +138,7 @@ def wanted(work: Work) -> Iterator[Wanted]:
         tls = {"internal": to_object(spec.tls.internal)} if spec.tls.internal is not None else {}
         yield Wanted("PodMonitor", name, "members", {**stripped(spec.monitoring, Monitoring()), **tls})
     yield Wanted("Job", migration(work), "migrate", {}, once=True)
-    yield from _state(work, {"version": spec.version, **common, **back})
+    yield from _state(work, {"version": spec.version, **_common(work, STATE), **back})
     if spec.gateways.enabled:
         template = stripped(spec.gateways.template, Gateways().template)
         yield Wanted(
@@ -124,11 +146,13 @@ def wanted(work: Work) -> Iterator[Wanted]:
         )
     for pool in sorted(work.snap.pools.values(), key=lambda p: p.name):
         if not pool.deleting:
-            yield from _pool(pool.name, pool.spec, {"version": pool.spec.version or spec.version, **common})
-    pods = {"version": spec.version, **common, **back}
+            yield from _pool(
+                pool.name, pool.spec, {"version": pool.spec.version or spec.version, **_common(work, GATEWAY)}
+            )
+    pods = {"version": spec.version, **_common(work, MSG), **back}
     msg = {**pods, "msg": {**stripped(spec.msg, MsgSpec()), "replicas": None}}
     yield Wanted("Deployment", f"{name}-msg", MSG, {}, msg, replicas=spec.msg.replicas)
-    ipconfig = {"version": spec.version, **common, "auth": back["auth"]}
+    ipconfig = {"version": spec.version, **_common(work, IPCONFIG), "auth": back["auth"]}
     ipconfig["ipconfig"] = {**stripped(spec.ipconfig, IpconfigSpec()), "replicas": None, "serviceType": None}
     yield Wanted("Deployment", f"{name}-ipconfig", IPCONFIG, {}, ipconfig, replicas=spec.ipconfig.replicas, late=True)
 
@@ -173,14 +197,21 @@ def _plain(template: PoolTemplate) -> dict[str, Any]:
     return {name: getattr(template, name) for name in PoolTemplate.__dataclass_fields__}
 
 
+def hashes(child: Wanted) -> tuple[str, str]:
+    """(of all inputs, of the pods' inputs or empty)."""
+    rendering = RENDERING.get(f"{child.kind}/{child.role}", 0)
+    counted = {"rendering": rendering} if rendering else {}
+    template_hash = hashed({**child.template, **counted}) if child.template is not None else ""
+    # A StatefulSet's replicas move by drains, a default pool's by its owner: only Deployments follow the spec here.
+    followed = child.replicas if child.kind == "Deployment" else None
+    return hashed([{**child.other, **counted}, template_hash, followed]), template_hash
+
+
 def apply_children(work: Work) -> None:
     """Orders what is missing or was rendered from other inputs; a quiet cluster gets no order."""
     ipconfig_turn, ready_base = msg_done(work) and state_done(work), migrated(work)
     for child in wanted(work):
-        template_hash = hashed(child.template) if child.template is not None else ""
-        # A StatefulSet's replicas move by drains, a default pool's by its owner: only Deployments follow the spec here.
-        followed = child.replicas if child.kind == "Deployment" else None
-        input_hash = hashed([child.other, template_hash, followed])
+        input_hash, template_hash = hashes(child)
         there = work.snap.children.get((child.kind, child.name))
         if there is not None and (child.once or there.input_hash == input_hash):
             continue

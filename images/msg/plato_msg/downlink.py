@@ -4,6 +4,7 @@
            → one lane per shard, in order → ShardClient.deliver → untaken: look at the routes again, three looks in all
            → taken by every shard, or that shard is marked dirty → the batch is settled, `fanned_out` may pass (R7)
 
+What three looks found nowhere because its slot is moving waits beside the lanes until the slot has an owner that took it in.
 A lane never waits for another one. An unreachable shard is tried again shortly, then marked dirty; while it stays away
 each turn of its lane tries once. Memory: QUEUE batches before the routes are read (past it, submit waits), LANE_BYTES of
 frames per shard (past it, parts are dropped and the shard is marked dirty).
@@ -21,6 +22,7 @@ from plato.core.ids import slot_of
 from plato.ports import Route, ShardClient, TopologySource
 from plato.runtime import logs
 from plato.runtime.process import forever
+from plato.topology.slots import members
 
 from plato_msg import metrics
 from plato_msg.core.batch import Decision
@@ -32,6 +34,9 @@ PART_BYTES: Final = 2 << 20
 LANE_BYTES: Final = 16 << 20
 LOOKS: Final = 3
 LOOK_PAUSES_S: Final = (0.05, 0.15)
+MOVE_LOOKS: Final = LOOKS + 10
+MOVE_PAUSE_S: Final = 0.5
+"""A new owner waits 3 s for one that is dead; each mark would have it begin new runs for all its sessions instead."""
 RETRY_PAUSES_S: Final = (0.05, 0.2)
 AWAY_PAUSE_S: Final = 0.2
 DELIVER_TIMEOUT_S: Final = 2.0
@@ -98,6 +103,7 @@ class Downlink:
         self._lanes: dict[str, _Lane] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._marked = asyncio.Event()
+        self._moving_bytes = 0
         self._log = logs.get("downlink")
 
     async def submit(self, decisions: Sequence[Decision], tickets: Sequence[Ticket]) -> None:
@@ -152,6 +158,38 @@ class Downlink:
             for user, device_id in devices
             if (route := routes[user].get(device_id)) is not None and route.conn_id
         }
+
+    def wait_for_move(self, part: Part, jobs: list[_Job], look: int) -> bool:
+        """Keeps a part whose slots are moving for a later look; False: there is no room."""
+        if self._moving_bytes + part.size_bytes > self._lane_bytes:
+            return False
+        assert self._tasks is not None
+        self._moving_bytes += part.size_bytes
+        for job in jobs:
+            job.opened()
+        self._tasks.create_task(self._after_move(part, jobs, look), name="moving")
+        return True
+
+    async def _after_move(self, part: Part, jobs: list[_Job], look: int) -> None:
+        await asyncio.sleep(MOVE_PAUSE_S)
+        while True:
+            try:
+                found = await self.look_again(part.addressees)
+                break
+            except Unavailable:
+                await asyncio.sleep(MOVE_PAUSE_S)
+        topology = self.topology.current()
+        by_shard: dict[str, Part] = {}
+        for entry, addressee in zip(part.entries, part.addressees, strict=True):
+            conn_id = found.get(addressee)
+            if conn_id is not None:
+                owner = topology.owner(slot_of(conn_id)).shard
+                by_shard.setdefault(owner, Part()).add(part.payloads[entry.payload], conn_id, addressee)
+        for shard, theirs in by_shard.items():
+            self.hand_over(shard, theirs, jobs, look)
+        self._moving_bytes -= part.size_bytes
+        for job in jobs:
+            job.done()
 
     async def _read_routes(self, names: list[str]) -> Mapping[str, Mapping[int, Route]]:
         while True:
@@ -261,13 +299,13 @@ class _Lane:
                 return
             metrics.FANOUT.labels("untaken").inc(len(untaken))
             if look >= LOOKS:
-                await self._give_up(part, untaken)
+                await self._give_up(part, untaken, jobs, look)
                 return
             await asyncio.sleep(LOOK_PAUSES_S[look - 1])
             look += 1
             rest = await self._look_again(part, untaken, jobs, look)
             if rest is None:
-                await self._give_up(part, untaken)
+                await self._give_up(part, untaken, jobs, look)
                 return
             part = rest
             if not part.entries:
@@ -313,8 +351,17 @@ class _Lane:
             self._downlink.hand_over(shard, moved, jobs, look)
         return here
 
-    async def _give_up(self, part: Part, untaken: list[int]) -> None:
-        """Nobody took these: the owners of their slots are marked dirty."""
+    async def _give_up(self, part: Part, untaken: list[int], jobs: list[_Job], look: int) -> None:
+        """Nobody took these: what is on the move gets later looks, the owners of the other slots are marked dirty."""
         topology = self._downlink.topology.current()
+        move = topology.move if look < MOVE_LOOKS else None
+        moving = members(move.slots) if move is not None else set()
+        rest = Part()
+        for i in untaken:
+            if slot_of(part.entries[i].conn_id) in moving:
+                rest.add(part.payloads[part.entries[i].payload], part.entries[i].conn_id, part.addressees[i])
+        if rest.entries and self._downlink.wait_for_move(rest, jobs, look + 1):
+            untaken = [i for i in untaken if slot_of(part.entries[i].conn_id) not in moving]
         owners = {topology.owner(slot_of(part.entries[i].conn_id)).shard for i in untaken}
-        await self._downlink.mark_dirty(owners, len(untaken))
+        if owners:
+            await self._downlink.mark_dirty(owners, len(untaken))

@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 from msg_harness import until
 from plato.core.codes import Code
 from plato.core.errors import Unavailable
-from plato.core.ids import make_id
+from plato.core.ids import make_id, slot_of
 from plato.fakes.shards import FakeShards
 from plato.fakes.topology import FakeTopology
 from plato.ports import Route
-from plato.topology.record import Shard, Topology, even_ranges
+from plato.topology.record import Move, Shard, Topology, even_ranges
+from plato.topology.slots import reassigned
 from plato.wire.v1 import client_pb2 as wire
 from plato_msg.core.batch import Decision, Outcome, Uplink
 from plato_msg.core.fanout import parts, session_id, users
 from plato_msg.core.progress import Progress
-from plato_msg.downlink import LANE_BYTES, Downlink
+from plato_msg.downlink import LANE_BYTES, LOOKS, Downlink
 
 TOPOLOGY = Topology(
     "test", 1, even_ranges(["s0", "s1"], 1), shards={"s0": Shard("a:1", "u0"), "s1": Shard("b:1", "u1")}
@@ -211,6 +212,35 @@ async def test_r7_marks_wait_for_every_part_of_a_batch_that_moved_to_another_lan
         assert r.progress.fanned_out == 0
         await until(lambda: r.progress.fanned_out == 1)
         assert r.dirty.marked == ["s0"], "the lane that it moved to hung, and was marked before the mark passed"
+
+
+async def test_r7_a_slot_on_the_move_waits_beside_its_lane_and_marks_nobody() -> None:
+    async with Running() as r:
+        bob = conn(3, "s1")
+        slot = slot_of(bob)
+        move = Move(2, ((slot, slot),), "s1", "s0", 2)
+        slots = reassigned(TOPOLOGY.owners, {slot: "s0"}, 2)
+        r.topology.set(replace(TOPOLOGY, epoch=2, slots=slots, move=move))
+        r.shards.untaken.add(bob)  # s0 has not loaded it yet
+        r.routes.table = {"bob": {1: Route(bob, 1)}, "carol": {1: Route(conn(4), 1)}}
+        looks = r.shards.calls
+        await r.submit(decision(1, members=["bob"], from_user="nobody"))
+        await until(lambda: len(looks) == LOOKS)
+        await r.submit(decision(2, members=["carol"], from_user="nobody"))
+        await until(lambda: r.seqs(conn(4)) == [2])  # the lane is free
+        await until(lambda: len(looks) > LOOKS + 1)  # and the part is looked at again
+        assert r.progress.fanned_out == 0
+        r.shards.untaken.clear()
+        await until(lambda: r.progress.fanned_out == 2)
+        assert r.seqs(bob) == [1]
+        assert r.dirty.marked == []
+        r.topology.set(
+            replace(TOPOLOGY, epoch=3)
+        )  # no open move: nobody knows bob
+        r.shards.untaken.add(bob)
+        await r.submit(decision(3, members=["bob"], from_user="nobody"))
+        await until(lambda: r.progress.fanned_out == 3)
+        assert r.dirty.marked == ["s1"]
 
 
 async def test_r7_a_lane_that_is_full_drops_and_marks_instead_of_stopping_the_others() -> None:

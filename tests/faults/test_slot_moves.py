@@ -1,0 +1,230 @@
+"""Slots move between shards while people talk: nobody reconnects, nothing is lost, doubled or out of order.
+
+quiet     moves only, as many as the operator makes at most, for half a minute
+rough     moves all the time, and in their midst the old owner dies, the new one, both, a link, the store; one is stopped
+empty     a shard gives every slot away, and gets its first one back
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plato.client import Client
+from plato.core.ids import SLOTS
+from plato.local.cluster import LocalCluster
+from plato.local.folder import LocalError
+
+from tests.faults import looking, movers
+from tests.faults.checker import check, summary
+from tests.faults.load import Crowd, Transport, latencies_s, quantile
+from tests.faults.movers import Moved
+from tests.faults.people import person
+from tests.faults.waiting import until
+
+FAULT_SETTINGS = {"local.shards": 3, "state.heartbeat_ms": 5_000}
+SEED = int(os.environ.get("PLATO_FAULTS_SEED", "20240607"))
+USERS = 50
+RATE_PER_S = 25.0
+QUIET_S = 30.0
+SLOTS_PER_S = 16
+NIGHT_S = 60.0
+STOPPED_S = 6.0
+MOVED_WITHIN_S = 1.0
+EMPTY = "plato-s2"
+
+Reports = pytest.CaptureFixture[str]
+
+
+def maker(cluster: LocalCluster) -> Callable[[str, Path, Transport], Client]:
+    """Clients as an application makes them."""
+
+    def make(user: str, store: Path, transport: Transport) -> Client:
+        async def token() -> str:
+            return cluster.token(user)
+
+        return Client(token, store, ipconfig_url=cluster.ipconfig_url, user=user, transport=transport)
+
+    return make
+
+
+async def settled(cluster: LocalCluster) -> None:
+    """Every slot is with the shard that the record names, and loaded."""
+
+    def all_loaded() -> bool:
+        record = looking.topology(cluster)
+        with contextlib.suppress(OSError, LocalError):
+            return all(
+                looking.metrics(cluster, name)['plato_state_slots{state="loaded"}'] == len(record.slots_of(name))
+                for name in record.shards
+            )
+        return False
+
+    await until(all_loaded, 30.0, "some slot is not loaded by its shard")
+
+
+@pytest.mark.timeout(180)
+async def test_nobody_notices_that_slots_move(fault_cluster: LocalCluster, tmp_path: Path, capsys: Reports) -> None:
+    cluster, chance = fault_cluster, random.Random(SEED)
+    moves: list[Moved] = []
+    async with Crowd([f"q{n:02}" for n in range(USERS)], tmp_path, maker(cluster)) as crowd:
+        hot = await movers.hot_slots(cluster, crowd.people)
+        over = False
+        talk = asyncio.create_task(crowd.talk(RATE_PER_S, lambda: over, SEED))
+        began = time.monotonic()
+        try:
+            while time.monotonic() < began + QUIET_S:
+                moves.append(movers.order(cluster, *movers.pick(cluster, chance, hot, SLOTS_PER_S)))
+                await asyncio.sleep(1.0)  # the operator's pace
+        finally:
+            over = True
+            await talk
+        rested = await crowd.rest(30.0)
+        reconnects = sum(p.reconnects for p in crowd.people)
+        waits, gaps = latencies_s(crowd.flights), movers.gaps_s(crowd.flights, moves, hot, MOVED_WITHIN_S)
+        findings = check(await crowd.history(lambda: looking.rows(cluster), looking.stored))
+        with capsys.disabled():
+            print(f"\nmoves alone, seed {SEED}: reconnects {reconnects}, {summary(findings)}")
+            print(movers.figures(crowd.flights, waits, gaps, moves))
+    await settled(cluster)
+    assert findings == []
+    assert rested
+    assert reconnects == 0
+    assert sum(len(m.slots) for m in moves) >= SLOTS_PER_S * (QUIET_S - 5)
+    assert len(gaps) >= len(moves) // 4, "the moves met too few messages to say anything"
+    assert quantile(gaps, 0.5) <= 1.0
+
+
+class Night:
+    """What goes wrong in the midst of moves, in turn."""
+
+    def __init__(self, cluster: LocalCluster, chance: random.Random) -> None:
+        self.cluster = cluster
+        self.moves: list[Moved] = []
+        self.done: list[str] = []
+        self._chance = chance
+        self.faults: dict[str, Callable[[Moved], Coroutine[Any, Any, None]]] = {
+            "old owner killed": lambda m: self._kill(m.source),
+            "new owner killed": lambda m: self._kill(m.target),
+            "both killed": lambda m: self._kill(m.source, m.target),
+            "link killed": lambda _: self._kill("link"),
+            "old owner stopped": lambda m: self._stop(m.source),
+            "store killed": lambda _: self._kill("valkey"),
+        }
+
+    async def _kill(self, *targets: str) -> None:
+        for target in targets:
+            with contextlib.suppress(LocalError):
+                pid = self._chance.choice(self.cluster.pids(target))
+                os.kill(pid, signal.SIGKILL)
+
+    async def _stop(self, target: str) -> None:
+        (pid,) = self.cluster.pids(target)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(STOPPED_S)  # longer than the new owner waits for it
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    async def pass_by(self, hot: dict[int, set[str]]) -> None:
+        """Moves every half second; each fault twice, right after a move, with some seconds in between."""
+        order = list(self.faults) * 2
+        self._chance.shuffle(order)
+        began = time.monotonic()
+        for n, fault in enumerate(order):
+            while time.monotonic() < began + n * NIGHT_S / len(order):
+                await self._move(hot)
+                await asyncio.sleep(0.5)
+            move = await self._move(hot)
+            await asyncio.sleep(self._chance.uniform(0.0, 0.3))
+            await self.faults[fault](move)
+            self.done.append(f"{move.at - began:5.1f} s  {fault} ({move.source} to {move.target})")
+
+    async def _move(self, hot: dict[int, set[str]]) -> Moved:
+        move = movers.order(self.cluster, *movers.pick(self.cluster, self._chance, hot, SLOTS_PER_S))
+        self.moves.append(move)
+        return move
+
+
+@pytest.mark.timeout(300)
+async def test_deaths_in_the_midst_of_moves_lose_nothing(
+    fault_cluster: LocalCluster, tmp_path: Path, capsys: Reports
+) -> None:
+    cluster = fault_cluster
+    night = Night(cluster, random.Random(SEED))
+    async with Crowd([f"r{n:02}" for n in range(USERS)], tmp_path, maker(cluster)) as crowd:
+        hot = await movers.hot_slots(cluster, crowd.people)
+        over = False
+        talk = asyncio.create_task(crowd.talk(RATE_PER_S, lambda: over, SEED))
+        try:
+            await night.pass_by(hot)
+            await until(partial(ready, cluster), 60.0, "the cluster did not repair itself")
+        finally:
+            over = True
+            await talk
+        rested = await crowd.rest(90.0)
+        reconnects = sum(p.reconnects for p in crowd.people)
+        waits, gaps = latencies_s(crowd.flights), movers.gaps_s(crowd.flights, night.moves, hot, MOVED_WITHIN_S)
+        findings = check(await crowd.history(lambda: looking.rows(cluster), looking.stored))
+        with capsys.disabled():
+            print(f"\nmoves and deaths, seed {SEED}: reconnects {reconnects}, {summary(findings)}")
+            print(movers.figures(crowd.flights, waits, gaps, night.moves))
+            print("  " + "\n  ".join(night.done))
+    await settled(cluster)
+    assert findings == [], "\n".join([*map(str, findings[:20]), *night.done])
+    assert rested
+    assert len(night.done) == 2 * len(night.faults)
+
+
+def ready(cluster: LocalCluster) -> bool:
+    """Whether everything serves."""
+    with contextlib.suppress(LocalError):
+        return cluster.ready()
+    return False
+
+
+@pytest.mark.timeout(120)
+async def test_a_shard_gives_everything_away_and_gets_its_first_slot_at_once(
+    fault_cluster: LocalCluster, tmp_path: Path, capsys: Reports
+) -> None:
+    cluster = fault_cluster
+    await until(partial(ready, cluster), 30.0)
+    async with person(cluster, "ann", tmp_path / "ann") as ann, person(cluster, "ben", tmp_path / "ben") as ben:
+        hot = await movers.hot_slots(cluster, [ann])
+        (home,) = hot
+        movers.order(cluster, set(looking.topology(cluster).slots_of("plato-s0")), "plato-s1")  # all at once
+        while slots := sorted(looking.topology(cluster).slots_of(EMPTY)):
+            movers.order(cluster, set(slots[:64]), "plato-s1")
+        await settled(cluster)
+        await said(ann, "ben", "all is with one shard")
+        moved = movers.order(cluster, {home}, EMPTY)
+        took_s = await said(ann, "ben", "the first slot of an empty shard")
+        rest = await said(ann, "ben", "and once more")
+        with capsys.disabled():
+            print(f"\nfirst slot of an empty shard: acknowledged after {took_s:.3f} s, then after {rest:.3f} s")
+        assert looking.topology(cluster).slots_of(EMPTY).keys() == moved.slots == {home}
+        assert took_s < MOVED_WITHIN_S
+        slots = sorted(looking.topology(cluster).slots_of("plato-s1"))
+        movers.order(cluster, set(slots[: SLOTS // 3]), "plato-s0")
+        movers.order(cluster, set(slots[SLOTS // 3 : 2 * SLOTS // 3]), EMPTY)
+        await settled(cluster)
+        await said(ann, "ben", "spread again")
+        assert (ann.reconnects, ben.reconnects) == (0, 0)
+        await until(lambda: len(ben.shown) == 4)
+
+
+async def said(sender: Any, to: str, text: str) -> float:
+    """Sends, waits for the acceptance; returns the seconds it took."""
+    began = time.monotonic()
+    ticket = await sender.client.send(text.encode(), to=to)
+    await asyncio.wait_for(ticket.accepted(), 20)
+    return time.monotonic() - began

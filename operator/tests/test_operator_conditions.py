@@ -1,0 +1,258 @@
+"""What a resource says of itself when something cannot be: in words, in the condition that operator.md names for it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from plato.api.pool import DrainSpec
+from plato.api.shared import Condition
+from plato.topology.record import Rest
+from plato_operator.core.orders import Apply, Gate, Plan, Remove
+from plato_operator.core.plan import one_pass
+from plato_operator.core.snapshot import GATEWAY, MSG, STATE, Pod, Snapshot
+from world import POOL, World
+
+
+@pytest.fixture(scope="module")
+def settled() -> Snapshot:
+    """A cluster that serves. Frozen, so the tests may share it."""
+    world = World()
+    world.settle()
+    return world.snapshot(world.leader)
+
+
+def by_type(found: Iterable[Condition]) -> dict[str, tuple[str, str]]:
+    """{type: (status, reason)}."""
+    return {c.type: (c.status, c.reason) for c in found}
+
+
+def words(found: Iterable[Condition], type_: str) -> str:
+    return next(c.message for c in found if c.type == type_)
+
+
+def of_cluster(plan: Plan) -> tuple[Condition, ...]:
+    assert plan.cluster_status is not None
+    return plan.cluster_status.conditions
+
+
+def child(snap: Snapshot, kind: str, name: str, **fields: Any) -> Mapping[tuple[str, str], Any]:
+    return {**snap.children, (kind, name): replace(snap.children[kind, name], **fields)}
+
+
+def job(snap: Snapshot) -> str:
+    (name,) = [n for kind, n in snap.children if kind == "Job"]
+    return name
+
+
+ALL = {"Ready", "Reconciling", "Stalled", "ConfigurationWarning"}
+
+
+def test_each_resource_has_the_conditions_that_are_promised(settled: Snapshot) -> None:
+    pool_resource = settled.pools[POOL]
+    calm = replace(pool_resource, spec=replace(pool_resource.spec, drain=DrainSpec()))
+    plan = one_pass(replace(settled, pools={POOL: calm}))
+    cluster = by_type(of_cluster(plan))
+    pool, shard = by_type(plan.pool_status[POOL].conditions), by_type(plan.shard_status["demo-s0"].conditions)
+    assert cluster.keys() == ALL | {
+        "SlotsAcquired", "Resharding", "WorkerIdsAvailable", "TopologyHealthy", "DependenciesReady", "Paused",
+    }  # fmt: skip
+    assert pool.keys() == ALL | {"Draining", "DrainBlocked", "Unschedulable", "Degraded", "NodeLost"}
+    assert shard.keys() == ALL | {"SlotsAcquired", "Evacuating", "NodeLost"}
+    good = {"Ready", "SlotsAcquired", "WorkerIdsAvailable", "TopologyHealthy", "DependenciesReady"}
+    for found in (cluster, pool, shard):
+        assert {type_ for type_, (status, _) in found.items() if status == "True"} == good & found.keys()
+    everything = [*of_cluster(plan), *plan.pool_status[POOL].conditions, *plan.shard_status["demo-s0"].conditions]
+    assert {c.observed_generation for c in everything} == {1}
+    assert all(c.message and c.reason for c in everything)
+
+
+@pytest.mark.parametrize("reason", ["InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "ApplyRefused"])
+def test_a_refusal_stalls_its_resource_and_the_cluster_and_no_other(settled: Snapshot, reason: str) -> None:
+    snap = replace(settled, refusals={("StatefulSet", POOL): (reason, "the words")})
+    plan = one_pass(snap)
+    for found in (of_cluster(plan), plan.pool_status[POOL].conditions):
+        assert by_type(found)["Stalled"] == ("True", reason)
+        assert by_type(found)["Ready"] == ("False", reason)
+        assert words(found, "Ready") == words(found, "Stalled") == f"StatefulSet {POOL} was not applied: the words"
+    shard = by_type(plan.shard_status["demo-s0"].conditions)
+    assert (shard["Stalled"][0], shard["Ready"][0]) == ("False", "True")
+
+
+def test_a_refusal_of_a_shards_object_stalls_that_shard(settled: Snapshot) -> None:
+    plan = one_pass(replace(settled, refusals={("StatefulSet", "demo-s1"): ("Odd", "x")}))
+    assert by_type(plan.shard_status["demo-s1"].conditions)["Stalled"] == ("True", "ApplyRefused")
+    assert by_type(plan.shard_status["demo-s0"].conditions)["Stalled"][0] == "False"
+    assert by_type(plan.pool_status[POOL].conditions)["Stalled"][0] == "False"
+
+
+def test_a_refusal_of_the_clusters_own_object_stalls_the_cluster_only(settled: Snapshot) -> None:
+    plan = one_pass(replace(settled, refusals={("Service", "demo-msg"): ("Forbidden", "no")}))
+    assert by_type(of_cluster(plan))["Stalled"] == ("True", "Forbidden")
+    assert by_type(plan.pool_status[POOL].conditions)["Stalled"][0] == "False"
+
+
+def test_a_record_that_is_too_large_is_not_written_and_the_old_one_stays(settled: Snapshot) -> None:
+    assert settled.topology is not None
+    # Digits that gzip cannot make small.
+    uids = {i: hashlib.shake_256(bytes(str(i), "ascii")).hexdigest(4000) for i in range(900, 1024)}
+    resting = {i: Rest(uid, settled.now_ms + 10**9) for i, uid in uids.items()}
+    topology = replace(settled.topology, resting=resting)
+    newcomer = replace(settled.pods[f"{POOL}-1"], uid="u-new", name=f"{POOL}-2", ordinal=2, gate=None, ready=False)
+    pool = settled.pools[POOL]
+    snap = replace(
+        settled, topology=topology, pods={**settled.pods, newcomer.name: newcomer},
+        pools={POOL: replace(pool, spec=replace(pool.spec, replicas=3))},
+        children=child(settled, "StatefulSet", POOL, replicas=3),
+    )  # fmt: skip
+    plan = one_pass(snap)
+    assert plan.write is None
+    assert not [order for order in plan.applies if isinstance(order, Gate)]
+    assert by_type(of_cluster(plan))["TopologyHealthy"] == ("False", "TooLarge")
+    assert "bytes" in words(of_cluster(plan), "TopologyHealthy")
+    fits = one_pass(replace(snap, topology=settled.topology))
+    assert fits.write is not None
+    assert by_type(of_cluster(fits))["TopologyHealthy"] == ("True", "Written")
+
+
+def test_msg_and_state_wait_for_the_migration_of_a_new_cluster() -> None:
+    world = World()
+    world.migrates = False
+    for _ in range(5):
+        world.act()
+        world.tick()
+    kinds = {(kind, name) for kind, name in world.api.children}
+    assert ("Deployment", "demo-ipconfig") in kinds
+    assert ("StatefulSet", POOL) in kinds
+    assert ("Deployment", "demo-msg") not in kinds
+    assert ("StatefulSet", "demo-s0") not in kinds
+    assert by_type(of_cluster(world.plan()))["DependenciesReady"] == ("Unknown", "Migrating")
+    world.migrates = True
+    world.settle()
+
+
+def test_a_new_version_rolls_nothing_before_its_migration_is_done() -> None:
+    world = World()
+    world.settle()
+    old = {n: (p.uid, p.template_hash) for n, p in world.api.pods.items()}
+    templates = {k: c.template_hash for k, c in world.api.children.items()}
+    first = [n for kind, n in world.api.children if kind == "Job"]
+    world.migrates = False
+    world.respec(version="2")
+    for _ in range(10):
+        plan = world.act()
+        world.tick()
+    assert {n: (p.uid, p.template_hash) for n, p in world.api.pods.items()} == old
+    assert {k: c.template_hash for k, c in world.api.children.items() if k in templates} == templates
+    status = plan.cluster_status
+    assert status is not None
+    assert (status.version, status.phase) == ("1", "Progressing")
+    world.migrates = True
+    world.settle()
+    assert {p.version for p in world.api.pods.values()} == {"2"}
+    jobs = [n for kind, n in world.api.children if kind == "Job"]
+    assert len(jobs) == 1
+    assert jobs != first
+
+
+def test_a_failed_migration_says_so_and_where_its_words_are(settled: Snapshot) -> None:
+    name = job(settled)
+    plan = one_pass(replace(settled, children=child(settled, "Job", name, succeeded=0, failed=3)))
+    found = of_cluster(plan)
+    assert by_type(found)["DependenciesReady"] == by_type(found)["Ready"] == ("False", "MigrationFailed")
+    assert f"kubectl logs -n ns job/{name}" in words(found, "Ready")
+    assert "3 times" in words(found, "Ready")
+
+
+def test_a_missing_secret_is_named(settled: Snapshot) -> None:
+    found = of_cluster(one_pass(replace(settled, missing_secrets=("db/uri",))))
+    assert by_type(found)["DependenciesReady"] == by_type(found)["Ready"] == ("False", "SecretMissing")
+    assert "db/uri" in words(found, "Ready")
+
+
+def test_the_version_is_the_one_before_until_every_pod_runs_the_new_one() -> None:
+    world = World()
+    world.settle()
+    world.respec(version="2")
+    seen: list[tuple[str, set[str]]] = []
+    for _ in range(120):
+        plan = world.act()
+        assert plan.cluster_status is not None
+        seen.append((plan.cluster_status.version, {p.version for p in world.snapshot(world.leader).pods.values()}))
+        world.tick()
+    assert seen[0][0] == "1"
+    assert seen[-1] == ("2", {"2"})
+    assert [v for v, _ in seen] == sorted(v for v, _ in seen), "it goes from one to the other, once"
+
+
+def test_a_pool_with_a_version_of_its_own_does_not_count(settled: Snapshot) -> None:
+    canary = {n: replace(p, version="9") if p.component == GATEWAY else p for n, p in settled.pods.items()}
+    pool = settled.pools[POOL]
+    snap = replace(settled, pods=canary, pools={POOL: replace(pool, spec=replace(pool.spec, version="9"))})
+    status = one_pass(snap).cluster_status
+    assert status is not None
+    assert status.version == "1"
+
+
+def without(snap: Snapshot, component: str, **fields: Any) -> dict[str, Pod]:
+    """Pods where those of a component are not ready, and say why."""
+    return {n: replace(p, ready=False, **fields) if p.component == component else p for n, p in snap.pods.items()}
+
+
+def test_ready_quotes_what_kubernetes_says_of_a_pod_that_does_not_run(settled: Snapshot) -> None:
+    said = 'CrashLoopBackOff: back-off: database.uri: "x" cannot be used'
+    found = of_cluster(one_pass(replace(settled, pods=without(settled, MSG, trouble=said))))
+    assert by_type(found)["Ready"] == ("False", "MsgDown")
+    assert said in words(found, "Ready")
+    plan = one_pass(replace(settled, pods=without(settled, STATE, unschedulable="0/3 nodes are available")))
+    assert "demo-s0-0: 0/3 nodes are available" in words(plan.shard_status["demo-s0"].conditions, "Ready")
+    assert "0/3 nodes" in words(of_cluster(plan), "Ready")
+    plan = one_pass(replace(settled, pods=without(settled, GATEWAY, trouble="ErrImagePull: no such image")))
+    assert "ErrImagePull: no such image" in words(plan.pool_status[POOL].conditions, "Ready")
+
+
+def test_unschedulable_names_the_ports_and_the_nodes(settled: Snapshot) -> None:
+    name = f"{POOL}-1"
+    stuck = replace(settled.pods[name], node="", ready=False, running=False, unschedulable="0/5 nodes are available")
+    plan = one_pass(replace(settled, pods={**settled.pods, name: stuck}))
+    found = plan.pool_status[POOL].conditions
+    assert by_type(found)["Unschedulable"] == ("True", "Unschedulable")
+    for part in (name, "0/5 nodes are available", "8900, 8901 and 8909", "2 are wanted on 5 nodes"):
+        assert part in words(found, "Unschedulable")
+
+
+def test_a_drain_that_cannot_end_in_time_is_warned_of(settled: Snapshot) -> None:
+    pool = settled.pools[POOL]
+    spec = replace(pool.spec, drain=replace(pool.spec.drain, pace_per_second=100, deadline_seconds=300))
+    found = one_pass(replace(settled, pools={POOL: replace(pool, spec=spec)})).pool_status[POOL].conditions
+    assert by_type(found)["ConfigurationWarning"] == ("True", "DrainTooSlow")
+    assert "needs 500 s" in words(found, "ConfigurationWarning")
+
+
+def test_a_bus_that_is_not_there_is_warned_of(settled: Snapshot) -> None:
+    spec = replace(settled.cluster.spec, bus=replace(settled.cluster.spec.bus, type="Kafka"))
+    found = of_cluster(one_pass(replace(settled, cluster=replace(settled.cluster, spec=spec))))
+    assert by_type(found)["ConfigurationWarning"] == ("True", "BusNotSupported")
+
+
+def test_nothing_is_judged_while_a_lost_record_is_gathered(settled: Snapshot) -> None:
+    silent = {n: r for n, r in settled.reports.items() if n != f"{POOL}-0"}
+    found = of_cluster(one_pass(replace(settled, topology=None, version="", reports=silent)))
+    assert by_type(found)["Ready"] == ("Unknown", "TopologyMissing")
+
+
+def test_optional_objects_go_when_the_spec_drops_them() -> None:
+    world = World()
+    world.respec(network_policy=True, monitoring=replace(world.cluster.spec.monitoring, pod_monitor=True))
+    world.settle()
+    assert ("NetworkPolicy", "demo") in world.api.children
+    uids = {world.api.children[kind, "demo"].uid for kind in ("NetworkPolicy", "PodMonitor")}
+    world.respec(network_policy=False, monitoring=replace(world.cluster.spec.monitoring, pod_monitor=False))
+    plan = world.plan()
+    assert {o.uid for o in plan.applies if isinstance(o, Remove)} == uids
+    assert not [o for o in plan.applies if isinstance(o, Apply)]
+    world.settle()
+    assert not {kind for kind, _ in world.api.children} & {"NetworkPolicy", "PodMonitor"}

@@ -49,6 +49,7 @@ SettingsFile = Annotated[
 ]
 Slots = Annotated[str, typer.Argument(help="Slots of one shard, as 0-15 or 0-15,20.")]
 Shard = Annotated[str, typer.Argument(help="The shard that gets them (plato-s0, plato-s1, …).")]
+Gateway = Annotated[str, typer.Argument(help="The gateway (edge-0, edge-1, …).")]
 Target = Annotated[str, typer.Argument(help="A process (plato-s0, edge-1, …) or a kind (state, gateway, msg, …).")]
 
 
@@ -178,6 +179,27 @@ def move(slots: Slots, shard: Shard, data_dir: DataDir = None, settings: Setting
     """Move slots of connection state to another shard, under live clients."""
     moved = _cluster(data_dir, settings).move(slots, shard)
     print(f"{len(moved)} slots move to {shard}" if moved else f"{shard} has them already")
+    return 0
+
+
+@app.command()
+def drain(
+    gateway: Gateway,
+    back: Annotated[bool, typer.Option("--back", help="Take the drain back: it serves again.")] = False,
+    pace: Annotated[int | None, typer.Option(help="Clients per second.", min=1, max=10_000)] = None,
+    settle: Annotated[int | None, typer.Option(help="Seconds before the first one.", min=0)] = None,
+    deadline: Annotated[int | None, typer.Option(help="Seconds until the rest is closed.", min=0)] = None,
+    data_dir: DataDir = None,
+    settings: SettingsFile = None,
+) -> int:
+    """Move the clients of a gateway to the others, without a gap; it takes nobody in until `plato drain NAME --back`."""
+    cluster = _cluster(data_dir, settings)
+    if back:
+        cluster.undrain(gateway)
+        print(f"{gateway} serves again")
+    else:
+        cluster.drain(gateway, pace_per_s=pace, settle_s=settle, deadline_s=deadline)
+        print(f"{gateway} drains")
     return 0
 
 

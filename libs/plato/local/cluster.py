@@ -185,6 +185,23 @@ class LocalCluster:
         the data path does the rest. Raises LocalError."""
         return [int(slot) for slot in control.send(self.folder.control, "move", f"{slots} {shard}")]
 
+    def drain(
+        self, gateway: str, *, pace_per_s: int | None = None, settle_s: int | None = None, deadline_s: int | None = None
+    ) -> None:
+        """`plato drain`: moves a gateway's clients to the others; by default as gateway.drain_* say. Returns at once;
+        /readyz says "draining". Raises LocalError."""
+        own = self.settings.gateway
+        figures = (
+            own.drain_pace_per_s if pace_per_s is None else pace_per_s,
+            own.drain_settle_s if settle_s is None else settle_s,
+            own.drain_deadline_s if deadline_s is None else deadline_s,
+        )
+        control.send(self.folder.control, "drain", f"{gateway} {' '.join(map(str, figures))}")
+
+    def undrain(self, gateway: str) -> None:
+        """Takes a drain back: the gateway serves again. Raises LocalError."""
+        control.send(self.folder.control, "undrain", gateway)
+
     def ready(self, target: str = "") -> bool:
         """Whether every process of that name or kind (of all) serves."""
         status = self.status()

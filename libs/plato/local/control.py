@@ -2,6 +2,7 @@
 
 {"command": "stop" | "start", "target": NAME or KIND}   → {"names": [...]}
 {"command": "move", "target": "FIRST-LAST,… SHARD"}      → {"names": [slots that went there]}
+{"command": "drain", "target": "NAME PACE SETTLE_S DEADLINE_S"}, {"command": "undrain", "target": NAME} → {"names": [NAME]}
 {"command": "down"}                                      → {"names": []}; the supervisor then stops everything
 errors                                                   → {"error": "one line"}
 """

@@ -2,7 +2,8 @@
 
 A process gets a new uid at each start, written before it is spawned: the supervisor knows that the one before is gone, so
 a restarted shard takes its slots at once. Slot ranges keep the epoch of their assignment over restarts; only another
-number of shards assigns anew. `move` gives slots to another shard in one write, as the operator does.
+number of shards assigns anew. `move` gives slots to another shard in one write, `drain` orders a gateway to move its clients
+away, as the operator does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from plato.local.folder import LocalError
 from plato.local.ports import PortUse, gateway_name, msg_name, shard_name
 from plato.runtime.settings import Settings
 from plato.topology.record import (
+    DRAINING,
+    SERVING,
     SLOTS,
+    Drain,
     Gateway,
     Move,
     Msg,
@@ -99,6 +103,31 @@ class Registry:
             )
             self._write()
         return moved
+
+    def drain(self, name: str, pace_per_s: int, settle_s: int, deadline_s: int) -> None:
+        """Orders a gateway to move its clients to the others; an order that stands gets the new figures. Raises LocalError."""
+        gateway = self._known_gateway(name)
+        epoch = next_epoch(self._topology.epoch, int(time.time()))
+        drain_id = gateway.drain.id if gateway.drain is not None else epoch
+        order = Drain(drain_id, "Manual", pace_per_s, settle_s, int(time.time() * 1000) + deadline_s * 1000)
+        self._put(name, replace(gateway, state=DRAINING, drain=order), epoch)
+
+    def serve(self, name: str) -> None:
+        """Takes a gateway's drain back. Raises LocalError."""
+        gateway = self._known_gateway(name)
+        epoch = next_epoch(self._topology.epoch, int(time.time()))
+        self._put(name, replace(gateway, state=SERVING, drain=None), epoch)
+
+    def _known_gateway(self, name: str) -> Gateway:
+        gateways = self._topology.gateways
+        if name not in gateways:
+            raise LocalError(f"{name} is no gateway; known: {', '.join(sorted(gateways))}")
+        return gateways[name]
+
+    def _put(self, name: str, gateway: Gateway, epoch: int) -> None:
+        gateways = {**self._topology.gateways, name: gateway}
+        self._topology = replace(self._topology, epoch=epoch, gateways=gateways)
+        self._write()
 
     def _gateway(self, i: int, uid: str) -> Gateway:
         name, settings = gateway_name(i), self._settings

@@ -214,8 +214,10 @@ class Supervisor:
             return []
         if command == "move":
             return self._move(target)
+        if command in ("drain", "undrain"):
+            return self._drain(command, target)
         if command not in ("stop", "start"):
-            raise LocalError(f"{command} is no command; known: stop, start, move, down")
+            raise LocalError(f"{command} is no command; known: stop, start, move, drain, undrain, down")
         found = [k for k in self._keepers.values() if target in (k.name, k.kind)]
         if not found:
             if target in ("worker", "link") or any(target.startswith(f"{pod.name}/") for pod in self._pods):
@@ -238,6 +240,21 @@ class Supervisor:
         if moved:
             self._say(f"move: {len(moved)} slots to {shard}")
         return [str(slot) for slot in moved]
+
+    def _drain(self, command: str, order: str) -> list[str]:
+        name, *figures = order.split()
+        if self._registry is None:
+            raise LocalError("the topology is not written yet; try again")
+        if command == "undrain":
+            self._registry.serve(name)
+            self._say(f"drain of {name}: taken back, it serves")
+            return [name]
+        pace_per_s, settle_s, deadline_s = map(int, figures)
+        self._registry.drain(name, pace_per_s, settle_s, deadline_s)
+        self._say(
+            f"drain of {name}: {pace_per_s} clients a second go to the other gateways, for at most {deadline_s} s"
+        )
+        return [name]
 
     def _mark(self) -> None:
         self._changed.set()

@@ -65,8 +65,10 @@ class Statuses:
         wait_s = self._written.get(meta["uid"], float("-inf")) + EVERY_S - self._clock()
         if wait_s > 0:
             return wait_s
+        gone = dict.fromkeys((obj.get("status") or {}).keys() - new.keys())
+        body: Object = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": {**new, **gone}}
         try:
-            await self._kube.replace(kind, meta["namespace"], meta["name"], {**obj, "status": new}, "status")
+            await self._kube.merge(kind, meta["namespace"], meta["name"], body, "status")
         except Refused as e:
             if e.status in (404, 409):
                 return EVERY_S

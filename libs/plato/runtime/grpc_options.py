@@ -16,6 +16,8 @@ KEEPALIVE_TIMEOUT_MS: Final = 4_000
 _KEEPALIVE: Final = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # The one that ends a connection, after a minute by default: the one above starts no timer (grpc/grpc#39239).
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),  # no bound
 )

@@ -556,6 +556,38 @@ def test_r6_attach_names_live_connections(start: Start) -> None:
     assert numbers == [link.hello.attach + 1] + [link.hello.attach + 2] * 5
 
 
+def test_r6_a_held_slot_is_read_only_after_its_connections_were_named(start: Start) -> None:
+    w = start(attach=False)
+    link = w.link
+    link.attach(groups=(0, 1), table=bytes(1023) + b"\1")  # nearly all slots are group 0's
+    with w.connect() as moves, w.connect() as stays, w.connect() as ends:
+        moving, staying, ending = (link.conn_id_of(s) for s in (moves, stays, ends))
+        slots = {moving & 0x3FF, ending & 0x3FF} - {staying & 0x3FF}
+        link.send(lanes.pack_hold(slots))
+        link.send(lanes.pack_slots(bytes(int(s in slots) for s in range(1024))))
+        moves.sendall(pack(b"first"))
+        stays.sendall(pack(b"not held"))
+        link.until(lambda: link.data_of(staying) == [b"not held"])
+        moves.sendall(pack(b"second"))
+        link.frames([(moving, b"from the old shard", b"", 0), (ending, b"bye", b"", lanes.CLOSE_AFTER)])
+        assert read_frame(moves) == b"from the old shard"  # what comes down is not held
+        assert read_frame(ends) == b"bye"
+        assert link.data_of(moving) == []
+        at = len(link.events)
+        link.send(lanes.pack_hold(()))
+        link.until(lambda: link.data_of(moving) == [b"first", b"second"])
+        said = [(k, c) for k, c, _ in link.events[at:] if c != staying]
+        begin = next(d for k, _, d in link.events[at:] if k == lanes.BEGIN)
+        assert set(lanes.slots_of_bits(begin)) == slots
+        assert said[0] == (lanes.BEGIN, 0)
+        assert (lanes.NAMED, moving) in said
+        end, data = said.index((lanes.END, 0)), said.index((lanes.DATA, moving))
+        assert said.index((lanes.NAMED, moving)) < end < data
+        assert (lanes.NAMED, ending) not in said
+        assert said.index((lanes.CLOSED, ending)) > end  # the new shard hears what the old one could not
+        assert set(link.attaches[at:]) == {link.hello.attach + 2}  # no new attach: nothing in flight was lost
+
+
 def test_a_link_that_restarts_finds_every_socket_again_and_loses_nothing_sent_meanwhile(start: Start) -> None:
     w = start()
     with ExitStack() as stack:

@@ -37,6 +37,18 @@ def test_after_an_order_to_move_three_seconds_are_enough_though_it_proves_itself
     assert sightings.may_acquire(1, 2, view(OTHER, proof=3), 3)
 
 
+def test_each_order_to_move_has_its_own_three_seconds() -> None:
+    sightings = Sightings("s0", stale=10, ordered=3)
+    assert not sightings.may_acquire(1, 2, view(OTHER, proof=1), 0)
+    assert sightings.ordered() == [1]
+    taken_back = Fence(3, 200, "t", "s1")  # the order was undone and given again: its owner has just acquired anew
+    assert not sightings.may_acquire(1, 4, view(taken_back, proof=4), 4)
+    assert sightings.may_acquire(1, 4, view(taken_back, proof=7), 7)
+    sightings.keep({2})
+    assert sightings.ordered() == []
+    assert not sightings.may_acquire(1, 4, view(taken_back, proof=8), 8)
+
+
 def test_a_forgotten_slot_is_watched_anew() -> None:
     sightings = Sightings("s0", stale=10, ordered=3)
     assert not sightings.may_acquire(1, 1, view(OTHER), 0)

@@ -105,7 +105,7 @@ class Registry:
         return moved
 
     def drain(self, name: str, pace_per_s: int, settle_s: int, deadline_s: int) -> None:
-        """Orders a gateway to move its clients to the others, or gives an order that stands new figures. Raises LocalError."""
+        """Orders a gateway to move its clients to the others; an order that stands gets new figures. Raises LocalError."""
         gateway = self._known_gateway(name)
         epoch = next_epoch(self._topology.epoch, int(time.time()))
         drain_id = gateway.drain.id if gateway.drain is not None else epoch

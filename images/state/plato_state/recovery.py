@@ -93,9 +93,9 @@ class Recovery:
         Raises Unavailable or Fenced; what was not written is found wanting at the next look."""
         shard = self._shard
         by_slot: dict[int, list[Connection]] = {number: [] for number in fences}
-        for conn_id, connection in shard.connections.items():
-            if connection.session is not None and slot_of(conn_id) in by_slot:
-                by_slot[slot_of(conn_id)].append(connection)
+        for connection in shard.connections.of_slots(by_slot):
+            if connection.session is not None:
+                by_slot[slot_of(connection.conn_id)].append(connection)
         for number, fence in fences.items():
             slot = shard.slots.get(number)
             if slot is None:

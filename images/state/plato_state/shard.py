@@ -24,6 +24,7 @@ from plato_state.core.batcher import Batcher
 from plato_state.core.checks import max_body_bytes
 from plato_state.core.pushes import first_run
 from plato_state.core.session import Connection, Rules
+from plato_state.core.table import Table
 from plato_state.core.wheel import Wheel, spread
 from plato_state.stream import LinkStream
 
@@ -43,7 +44,7 @@ def pending_ticks(ms: int) -> int:
 class Slot:
     """A slot that this shard acquired."""
 
-    __slots__ = ("fence", "loaded", "number", "since")
+    __slots__ = ("fence", "loaded", "number", "renewal", "since")
 
     def __init__(self, number: int, fence: Fence, since: int) -> None:
         self.number = number
@@ -52,6 +53,8 @@ class Slot:
         """True once every session of the store is in `connections`; only then it is served."""
         self.since = since
         """Tick of the acquisition."""
+        self.renewal: asyncio.Event | None = None
+        """While the fence is being replaced by a greater one of ours: set when that is over."""
 
     @property
     def run(self) -> int:
@@ -81,7 +84,7 @@ class Shard:
                 max_body_bytes=self.body_limit_bytes,
             ),
         )
-        self.connections: dict[int, Connection] = {}
+        self.connections = Table()
         """Every connection of a loaded slot, and every session that waits for its client."""
         self.live = 0
         """How many of them are in use, as of the last second."""
@@ -166,7 +169,7 @@ class Shard:
             return
         self.attaches.lost(lost)
         self.tell_links()
-        for connection in [c for i, c in self.connections.items() if slot_of(i) in lost]:
+        for connection in self.connections.of_slots(lost):
             if connection.uplinks is not None:
                 for ticket in connection.uplinks.abandon():
                     self.batcher.drop(ticket)

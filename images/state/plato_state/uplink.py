@@ -222,11 +222,8 @@ class Uplink:
         shard, sessions = self._shard, self._sessions
         gone = [
             c
-            for conn_id, c in shard.connections.items()
-            if c.boot == said.boot
-            and c.worker == said.worker
-            and conn_id & 0x3FF in said.slots
-            and conn_id not in said.named
+            for c in shard.connections.of_slots(said.slots)
+            if c.boot == said.boot and c.worker == said.worker and c.conn_id not in said.named
         ]
         for connection in gone:
             sessions.run(connection, connection.closed())

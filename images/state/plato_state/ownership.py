@@ -4,8 +4,11 @@
     each second: prove ─▸ proven: serve · unproven for fence_stop_ms of own ticks: answer nothing, close the streams
                  look at a part of the slots ─▸ mine · wiped: write all again · lost: drop
 
-The topology's record of this shard must carry this process's uid before anything is taken; another uid later means that
-a newer process has our name: this one ends. Memory: one sighting per slot that is wanted and not held.
+A process whose uid the record carries takes at once what is free; once it was named, another uid there means that a newer
+process has our name: this one ends. While the record carries the uid of a process before us, since nobody renews it, a
+shard takes by its name what stood unproven for fence_stale_ms. A record that names nobody any more has it take nothing; it
+keeps what no other got. A record that gives us our slots anew, under a greater epoch, has their fences follow, under
+living connections. Memory: one sighting per slot that is wanted and not held.
 """
 
 from __future__ import annotations
@@ -73,6 +76,10 @@ class Ownership:
         self.released: set[int] = set()
         """Slots that moved away and that the store knows to be free."""
         self._named = False
+        """The record carried our uid once."""
+        self._before: str | None = None
+        """The other uid that it carried when we came."""
+        self._may_take = False
         self._look_now = asyncio.Event()
         self._why = "no topology was read yet"
         self.started = asyncio.Event()
@@ -192,7 +199,10 @@ class Ownership:
         if topology is None or self._proven is None:
             return
         self._assign(topology)
+        await self._renew()
         await self._take(list(shard.assigned))
+        if self._before is not None and shard.slots:
+            self._why = ""
         if not self.started.is_set() and not self._why:
             self.started.set()
             shard.serving = True
@@ -211,13 +221,19 @@ class Ownership:
             self._why = "no topology was read yet"
             return None
         record = topology.shards.get(self._shard.name)
-        if record is None or record.uid != self._uid:
-            if self._named and record is not None:
-                raise Deposed(f"the topology names another process for {self._shard.name}")
-            self._why = f"the topology names no shard {self._shard.name!r} with uid {self._uid!r}"
-            return None
-        self._named = True
-        self._why = ""
+        unnamed = f"the topology names no shard {self._shard.name!r} with uid {self._uid!r}"
+        if record is None:
+            self._may_take, self._why = False, unnamed
+            return topology if self._shard.slots else None
+        if record.uid == self._uid:
+            self._named = self._may_take = True
+            self._why = ""
+            return topology
+        if self._named or self._before not in (None, record.uid):
+            raise Deposed(f"the topology names another process for {self._shard.name}")
+        self._before, self._may_take = record.uid, True
+        held = bool(self._shard.slots)
+        self._why = "" if held else f"{unnamed}; its slots are taken when nobody proved them for some time"
         return topology
 
     def _assign(self, topology: Topology) -> None:
@@ -232,7 +248,8 @@ class Ownership:
             self._coming = {
                 n: self._coming.get(n, shard.now) for n in shard.assigned if n in self._coming or n not in before
             }
-        moved = {n: s.fence for n, s in shard.slots.items() if shard.assigned.get(n) != s.fence.epoch}
+        # What is ours again, under a greater epoch, is kept: `_renew` has its fence follow.
+        moved = {n: s.fence for n, s in shard.slots.items() if n not in shard.assigned}
         if moved:
             self._log.info("slots moved away", slots=len(moved), epoch=topology.epoch)
             self._lose(moved)
@@ -255,14 +272,15 @@ class Ownership:
         """Acquires and loads which of `slots` are assigned, not held, and free to take. Raises Unavailable."""
         shard = self._shard
         wanted = [s for s in slots if s in shard.assigned and s not in shard.slots]
-        if not wanted:
+        if not wanted or not self._may_take:
             return
         views = await self._store.look(wanted)
         now = shard.now
         free = {
             slot: view.fence
             for slot, view in zip(wanted, views, strict=True)
-            if slot in shard.assigned and self._sightings.may_acquire(slot, shard.assigned[slot], view, now)
+            if slot in shard.assigned
+            and self._sightings.may_acquire(slot, shard.assigned[slot], view, now, named=self._named)
         }
         if not free:
             return
@@ -286,6 +304,37 @@ class Ownership:
             self._tasks.create_task(self._recovery.load(mine), name="load")  # others may come and go meanwhile
         else:
             await self._recovery.load(mine)
+
+    async def _renew(self) -> None:
+        """Slots that the record gave us anew: the store's fence gets the greater epoch, so that no other's older order holds
+        against it. Connections and runs stay. Raises Unavailable; what the store then did shows at the next look."""
+        shard = self._shard
+        if not self._may_take:
+            return
+        older = {n: slot for n, slot in shard.slots.items() if slot.fence.epoch < shard.assigned.get(n, 0)}
+        if not older:
+            return
+        now_ms, over = unix_ms(), asyncio.Event()
+        seen: dict[int, Fence | None] = {n: slot.fence for n, slot in older.items()}
+        fences = {
+            n: Fence(shard.assigned[n], max(now_ms, slot.fence.start + 1), self._token, shard.name)
+            for n, slot in older.items()
+        }
+        for slot in older.values():
+            slot.renewal = over
+        try:
+            acquired = await self._store.acquire(fences, seen)
+            for n, fence in acquired.items():
+                older[n].fence = fence
+        finally:
+            for slot in older.values():
+                slot.renewal = None
+            over.set()
+        self._suspects.update(n for n in older if n not in acquired and n in shard.slots)
+        self._log.info("slots are ours anew", slots=len(acquired), of=len(older))
+        moved = {n: fence for n, fence in acquired.items() if shard.slots.get(n) is not older[n]}
+        if moved:
+            self._background.start(self._release(moved))  # the record gave them to others meanwhile
 
     def _part(self) -> set[int]:
         """The slots to look at in this round: a rotating part, and those under suspicion."""
@@ -318,7 +367,7 @@ class Ownership:
         if lost:
             self._log.error("slots have a newer owner", slots=len(lost))
             self._lose(lost)
-        if wiped:
+        if wiped and self._may_take:
             await self._write_again(wiped)
         self._suspects.difference_update(s.number for s in slots)
 

@@ -31,7 +31,7 @@ from plato_state.core import answers, session
 from plato_state.core.answers import Kind
 from plato_state.core.session import Action, Connection, Phase
 from plato_state.downlink import Downlink
-from plato_state.shard import TICK_MS, Background, Shard, pending_ticks
+from plato_state.shard import TICK_MS, Background, Shard, Slot, pending_ticks
 
 READS_PER_ROUND: Final = 500
 RESUMES_PER_ROUND: Final = 128
@@ -264,7 +264,7 @@ class Sessions:
             async with self._store_room:
                 try:
                     # The session first: a route never names a session that nobody could load.
-                    await self._store.put(slot.number, slot.fence, [mine])
+                    await self._put(slot, mine)
                     route = await self._router.commit(
                         mine.user, mine.device_id, action.seen, mine.conn_id, first_gen=mine.gen
                     )
@@ -279,6 +279,19 @@ class Sessions:
         if done:
             self._log.info("committed", conn_id=mine.conn_id, user=mine.user, gen=mine.gen, guest=mine.guest)
         self.run(connection, connection.committed(done, slot.run))
+
+    async def _put(self, slot: Slot, mine: Session) -> None:
+        """Writes a session under the slot's fence, whichever that is when it arrives. Raises Fenced and Unavailable."""
+        while True:
+            fence = slot.fence
+            try:
+                await self._store.put(slot.number, fence, [mine])
+                return
+            except Fenced:
+                if slot.renewal is not None:
+                    await slot.renewal.wait()
+                if slot.fence == fence:
+                    raise
 
     async def _end_sessions(self) -> None:
         while True:

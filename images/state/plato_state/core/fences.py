@@ -5,6 +5,9 @@
     held by another, an order to move stands                 3 s after the order was first seen
     held by another                                          its fence and proof were seen unchanged for 10 s
 
+    the topology names another process by our name           at once if released; else 10 s unchanged, whoever held it, or
+    (nobody tells it of us: the operator is away)            nobody: that process may live, and would take it at once
+
 A look at a slot that is mine: the same fence stands → mine; none or a smaller one → the store lost it, write all again;
 anything else → a newer owner exists, drop it.
 
@@ -40,7 +43,7 @@ def standing(mine: Fence, view: FenceView) -> Standing:
 
 @dataclass(slots=True)
 class _Sighting:
-    fence: Fence
+    fence: Fence | None
     proof: int | None
     since: int  # the tick at which exactly this was seen first
     epoch: int  # that of the assignment under which we want it
@@ -56,13 +59,14 @@ class Sightings:
         self._ordered = ordered
         self._seen: dict[int, _Sighting] = {}
 
-    def may_acquire(self, slot: int, epoch: int, view: FenceView, now: int) -> bool:
-        """True if `slot`, assigned to this process at `epoch`, may be tried now. `view` was looked up now."""
+    def may_acquire(self, slot: int, epoch: int, view: FenceView, now: int, named: bool = True) -> bool:
+        """True if `slot`, assigned to this shard at `epoch`, may be tried now. `view` was looked up now. named: the topology
+        names this process for the shard."""
         fence = view.fence
-        if fence is None or view.released or fence.owner == self._name:
+        if view.released or (named and (fence is None or fence.owner == self._name)):
             self._seen.pop(slot, None)
             return True
-        ordered = fence.epoch < epoch
+        ordered = named and fence is not None and fence.epoch < epoch
         seen = self._seen.get(slot)
         same = seen is not None and (seen.fence, seen.proof) == (fence, view.proof)
         since = seen.since if seen is not None and same else now

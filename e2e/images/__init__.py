@@ -7,14 +7,14 @@ node that has an image is not asked twice. What is kept lies in the cache, outsi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from e2e.images.build import Store
-from e2e.images.nodes import load
+from e2e.images.nodes import load, name_again
 from e2e.images.recipes import DEVELOPMENT, SERVICES, Recipe, recipe
 from e2e.testbed.layout import Layout
 
-__all__ = ["provide", "references"]
+__all__ = ["DEVELOPMENT", "SERVICES", "TAG", "provide", "references", "retag"]
 
 TAG = "0.1.0"
 
@@ -34,3 +34,13 @@ def provide(layout: Layout, tag: str = TAG, services: Iterable[str] = (*SERVICES
     images = {each.reference(tag): store.provide(each) for each in recipes}
     load(layout, store, images)
     return {each.service: each.reference(tag) for each in recipes}
+
+
+def retag(layout: Layout, tag: str, images: Mapping[str, str]) -> dict[str, str]:
+    """Name what lies on the nodes once more, as a next version that builds nothing; {service: new reference}.
+
+    `images` is what provide returned. The development servers keep their names. Raises TestbedError.
+    """
+    again = {service: recipe(service).reference(tag) for service in images}
+    name_again(layout, {images[service]: new for service, new in again.items() if new != images[service]})
+    return again

@@ -1,8 +1,8 @@
 """Building by buildah, into one OCI folder.
 
 The context is copied before it is built, from the very bytes that were hashed: an edit meanwhile belongs to the next
-build. A layer lies in the OCI folder once, however many images have it. Buildah's own storage keeps the
-steps of earlier builds, so that changed sources install no package again; when it grows past `STEPS` it is made anew.
+build. A layer lies in the OCI folder once, however many images have it. Buildah's own storage keeps the steps of the
+last builds, so that changed sources install no package again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from e2e.testbed.processes import run
 
 KEPT: Final = 4
 """Builds of an image that stay in the OCI folder."""
-STEPS: Final = 400
-"""Images and steps in buildah's storage past which it is emptied."""
+STAGES: Final = 40
+"""Last steps of stages that stay in buildah's storage, with the steps below them."""
 CA_BUNDLE: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 _LOCAL: Final = "localhost/plato-build"
 
@@ -108,6 +108,11 @@ class Store:
                 blob.unlink()
         for name in old:
             (self.cache / "used" / name).unlink()
+            self._buildah("rmi", f"{_LOCAL}:{name}", quiet=True)  # it may have gone with an older storage
+        # Newest first. What others are built on is refused, and stays.
+        stages = self._buildah("images", "--filter", "dangling=true", "--quiet", "--no-trunc").split()
+        for stage in stages[STAGES:]:
+            self._buildah("rmi", stage, quiet=True)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -119,7 +124,7 @@ class Store:
 
     # ── buildah ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _buildah(self, *words: str | Path) -> str:
+    def _buildah(self, *words: str | Path, quiet: bool = False) -> str:
         if shutil.which("buildah") is None:
             raise TestbedError("there is no buildah; `make testbed-up` installs it (Debian: apt-get install buildah)")
         places: list[str | Path] = [
@@ -130,15 +135,13 @@ class Store:
             "--storage-driver",
             "overlay",
         ]
-        return run(["nice", "-n", "10", "buildah", *places, *words])
+        return run(["nice", "-n", "10", "buildah", *places, *words], quiet=quiet)
 
     def _build(self, recipe: Recipe, name: str, files: dict[str, bytes]) -> None:
         if os.geteuid() != 0:
             raise TestbedError("the images are built as root, as the testbed runs: use sudo")
         began = time.monotonic()
         print(f"{recipe.service}: building …", flush=True)
-        if len(self._buildah("images", "--all", "--quiet").split()) > STEPS:
-            self._buildah("rmi", "--all", "--force")
         runs, builds = self._bases()
         with tempfile.TemporaryDirectory(dir=self.cache, prefix="context-") as temporary:
             context = Path(temporary, "context")

@@ -45,6 +45,13 @@ def _load(node: NodeNames, store: Store, images: Mapping[str, str]) -> str:
     raise TestbedError(f"{node.name} does not take {', '.join(wanted)}: {failed}")
 
 
+def name_again(layout: Layout, names: Mapping[str, str]) -> None:
+    """Every node knows its image {old name: new name} by the new name too; raises TestbedError."""
+    for node in layout.nodes:
+        for old, new in names.items():
+            run([*_ctr(node), "images", "tag", "--force", old, new])
+
+
 def on_node(node: NodeNames) -> dict[str, str]:
     """{reference: digest} of the images that a node holds."""
     lines = run([*_ctr(node), "images", "ls"]).splitlines()[1:]

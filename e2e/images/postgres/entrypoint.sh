@@ -1,6 +1,6 @@
-#!/bin/sh
+#!/usr/bin/env bash
 # Makes the data folder at the first start, as docker.io/library/postgres does, then becomes the server.
-set -eu
+set -euo pipefail
 
 # `-c key=value` alone are the server's options.
 case "${1:-}" in
@@ -8,20 +8,21 @@ case "${1:-}" in
 esac
 [ "${1:-}" = postgres ] || exec "$@"
 
-from_file() { # NAME: the value of $NAME, or of the file that $NAME_FILE names
-    eval "value=\${$1:-} file=\${${1}_FILE:-}"
+setting() { # NAME: the value of $NAME, or of the file that $NAME_FILE names
+    local value=${!1:-} file=$1_FILE
+    file=${!file:-}
     if [ -n "$file" ]; then
-        [ -z "$value" ] || { echo "error: both $1 and ${1}_FILE are set" >&2; exit 1; }
-        value=$(cat "$file")
+        [ -z "$value" ] || { echo "error: both $1 and ${1}_FILE are set" >&2; return 1; }
+        value=$(< "$file")
     fi
     printf '%s' "$value"
 }
 
 if [ ! -s "$PGDATA/PG_VERSION" ]; then
-    user=$(from_file POSTGRES_USER)
+    user=$(setting POSTGRES_USER)
     user=${user:-postgres}
-    password=$(from_file POSTGRES_PASSWORD)
-    database=$(from_file POSTGRES_DB)
+    password=$(setting POSTGRES_PASSWORD)
+    database=$(setting POSTGRES_DB)
     database=${database:-$user}
     auth=${POSTGRES_HOST_AUTH_METHOD:-scram-sha-256}
     if [ -z "$password" ] && [ "$auth" != trust ]; then
@@ -31,8 +32,8 @@ if [ ! -s "$PGDATA/PG_VERSION" ]; then
     # Beside its place, moved there when whole: a pod that is cut in between begins anew. A volume that is mounted at
     # PGDATA itself leaves no room beside it.
     new="$PGDATA.new"
-    mkdir -p "$new" 2> /dev/null && rm -rf "$new" || new=$PGDATA
-    mkdir -p "$new"
+    rm -rf "$new"
+    mkdir -p "$new" 2> /dev/null || { new=$PGDATA && mkdir -p "$new"; }
     chmod 700 "$new"
     printf '%s\n' "$password" | initdb --pgdata "$new" --username "$user" --pwfile /dev/stdin --encoding UTF8 --locale C \
         --no-instructions

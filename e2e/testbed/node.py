@@ -22,6 +22,8 @@ from e2e.testbed.machine import cgroup_roots, folders_below
 from e2e.testbed.processes import Daemon, as_flags, kill_all, marked, run, until
 
 READY_WITHIN_S: Final = 120
+PROCESSES: Final = 16
+"""As so many processes of the machine all containers of the nodes count when CPU time is short."""
 OWN_FOLDERS: Final = ("/run", "/var/log", "/var/lib/kubelet", "/var/lib/cni")
 """Folders of the host that each node has to itself. Tear-down removes those that had to be made as mount points."""
 
@@ -170,6 +172,7 @@ class Node:
                     if (folder / setting).exists() and not (folder / setting).read_text().strip():
                         (folder / setting).write_text((folder.parent / setting).read_text())
             _pass_controllers_on(root)
+            _weigh(root)
 
     def _hold_namespaces(self) -> None:
         folder = self.names.folder
@@ -316,6 +319,14 @@ def _network_of(pid: int) -> int | None:
         return Path(f"/proc/{pid}/ns/net").stat().st_ino
     except OSError:
         return None
+
+
+def _weigh(root: Path) -> None:
+    """All containers together would get the CPU time of one process of the machine: let them count as many."""
+    for setting, value in (("cpu.shares", 1024 * PROCESSES), ("cpu.weight", 100 * PROCESSES)):  # v1, v2
+        file = root / CGROUP / setting
+        if file.exists():
+            file.write_text(str(value))
 
 
 def _pass_controllers_on(root: Path) -> None:

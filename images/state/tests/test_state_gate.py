@@ -192,7 +192,7 @@ async def test_a_commit_that_crosses_the_new_fence_is_written_under_it(monkeypat
         if not crossed.is_set():
             world.owners = [SlotRange(0, 1023, "s0", 9)]
             world.publish()
-            await until(await until(lambda: epoch_in_store(world, slot) == 9))
+            await until(lambda: epoch_in_store(world, slot) == 9)
             crossed.set()
         await put(slot, fence, sessions)
 

@@ -19,7 +19,7 @@ from plato.runtime import logs
 from plato.topology.stored import TooLargeError, pack
 
 from plato_operator import manifests, metrics
-from plato_operator.core.orders import Act, Apply, DeletePod, Gate, Lower, Plan, Raise, Remove, TopologyWrite
+from plato_operator.core.orders import Act, Apply, DeletePod, Gate, Lower, Plan, Raise, Remove, Scale, TopologyWrite
 from plato_operator.kube import MANAGER, Kube, KubeError, Object, Refused
 from plato_operator.lease import Lease
 from plato_operator.observe import View
@@ -73,6 +73,11 @@ class Hands:
             elif isinstance(order, Raise):
                 tried = True
                 await self._do("StatefulSet", order.name, self._scale(order.name, order.uid, order.replicas, view))
+            elif isinstance(order, Scale):
+                tried = True
+                body: Object = {"metadata": {"uid": order.uid}, "spec": {"replicas": order.replicas}}
+                call = self._kube.merge("Deployment", self._namespace, order.name, body)
+                await self._do("Deployment", order.name, call)
             elif isinstance(order, Remove):
                 tried = True
                 await self._do(

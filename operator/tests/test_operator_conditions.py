@@ -11,7 +11,8 @@ import pytest
 from plato.api.pool import DrainSpec
 from plato.api.shared import Condition
 from plato.topology.record import Rest
-from plato_operator.core.orders import Apply, Gate, Plan, Remove
+from plato_operator.core import children
+from plato_operator.core.orders import Apply, Gate, Plan, Remove, Scale
 from plato_operator.core.plan import one_pass
 from plato_operator.core.snapshot import GATEWAY, MSG, STATE, Pod, Snapshot
 from world import POOL, World
@@ -256,3 +257,21 @@ def test_optional_objects_go_when_the_spec_drops_them() -> None:
     assert not [o for o in plan.applies if isinstance(o, Apply)]
     world.settle()
     assert not {kind for kind, _ in world.api.children} & {"NetworkPolicy", "PodMonitor"}
+
+
+def test_replicas_of_msg_follow_the_spec_without_another_render(settled: Snapshot) -> None:
+    spec = replace(settled.cluster.spec, msg=replace(settled.cluster.spec.msg, replicas=5))
+    plan = one_pass(replace(settled, cluster=replace(settled.cluster, spec=spec)))
+    assert plan.applies == (Scale("demo-msg", settled.children["Deployment", "demo-msg"].uid, 5),)
+    plan = one_pass(replace(settled, children=child(settled, "Deployment", "demo-ipconfig", replicas=9)))
+    assert plan.applies == (Scale("demo-ipconfig", settled.children["Deployment", "demo-ipconfig"].uid, 2),)
+
+
+def test_counting_a_rendering_up_applies_it_again_and_rolls_its_pods(
+    settled: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "RENDERING", {"StatefulSet/gateway": 1, "Service/msg": 1})
+    old = settled.children["StatefulSet", POOL]
+    found = {(o.kind, o.name): o for o in one_pass(settled).applies if isinstance(o, Apply)}
+    assert found.keys() == {("StatefulSet", POOL), ("Service", "demo-msg")}
+    assert found["StatefulSet", POOL].template_hash != old.template_hash

@@ -75,6 +75,10 @@ class Histories(RuleBasedStateMachine):
             name = data.draw(st.sampled_from(sorted(shards)))
             shards[name] = replace(shards[name], spec=replace(shards[name].spec, weight=weight))
 
+    @rule(works=st.booleans())
+    def migration(self, works: bool) -> None:
+        self.world.migrates = works
+
     @rule(paused=st.booleans())
     def pause(self, paused: bool) -> None:
         self.world.respec(paused=paused)
@@ -172,6 +176,7 @@ class Histories(RuleBasedStateMachine):
             world.api.pods[name] = replace(pod, drain_asked=False)
         world.silent.clear()
         world.bad_hashes.clear()
+        world.migrates = True
         weights = [s.spec.weight for s in world.api.shards.values()]
         for name, shard in world.api.shards.items():
             world.api.shards[name] = replace(

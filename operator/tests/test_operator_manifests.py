@@ -257,7 +257,7 @@ def _compared(made: dict[str, Any]) -> dict[str, Any]:
     for each in (found, _template(found)):
         if each:
             each["metadata"].get("annotations", {}).pop(ANNOTATION_INPUT_HASH, None)
-    if found.get("kind") == "StatefulSet":
+    if found.get("kind") in ("StatefulSet", "Deployment"):
         del found["spec"]["replicas"]
     return found
 

@@ -18,7 +18,7 @@ from plato.api.shard import StateShardSpec
 from plato.api.shared import Ref
 from plato.topology.record import DRAINING, LEAVING, LOST, SERVING, Topology
 from plato.topology.slots import members, spans
-from plato_operator.core.orders import Apply, DeletePod, DeleteShard, Gate, Lower, Plan, Raise, Remove
+from plato_operator.core.orders import Apply, DeletePod, DeleteShard, Gate, Lower, Plan, Raise, Remove, Scale
 from plato_operator.core.plan import one_pass
 from plato_operator.core.snapshot import (
     GATEWAY,
@@ -424,6 +424,9 @@ class World:
                 if order.grace_s is None:
                     self._check_parting(order.name)
             self.delete_pod(order.name, grace_s=order.grace_s or GRACE_S)
+        elif isinstance(order, Scale):
+            child = self.api.children[("Deployment", order.name)]
+            self.api.children[("Deployment", order.name)] = replace(child, replicas=order.replicas)
         elif isinstance(order, Remove):
             child = self.api.children.get((order.kind, order.name))
             if child is None or child.uid != order.uid:

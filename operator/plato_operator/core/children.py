@@ -34,7 +34,7 @@ from plato.api.pool import DrainSpec, GatewayPoolSpec, PoolTemplate, Ports
 from plato.api.shared import Ref
 from plato.topology.slots import counts
 
-from plato_operator.core.orders import Apply, Remove
+from plato_operator.core.orders import Apply, Remove, Scale
 from plato_operator.core.rollout import msg_done, state_done
 from plato_operator.core.snapshot import GATEWAY, IPCONFIG, MSG, STATE, Child
 from plato_operator.core.work import Work
@@ -202,9 +202,7 @@ def hashes(child: Wanted) -> tuple[str, str]:
     rendering = RENDERING.get(f"{child.kind}/{child.role}", 0)
     counted = {"rendering": rendering} if rendering else {}
     template_hash = hashed({**child.template, **counted}) if child.template is not None else ""
-    # A StatefulSet's replicas move by drains, a default pool's by its owner: only Deployments follow the spec here.
-    followed = child.replicas if child.kind == "Deployment" else None
-    return hashed([{**child.other, **counted}, template_hash, followed]), template_hash
+    return hashed([{**child.other, **counted}, template_hash]), template_hash
 
 
 def apply_children(work: Work) -> None:
@@ -214,6 +212,7 @@ def apply_children(work: Work) -> None:
         input_hash, template_hash = hashes(child)
         there = work.snap.children.get((child.kind, child.name))
         if there is not None and (child.once or there.input_hash == input_hash):
+            _scale(work, child, there)
             continue
         if child.owner_kind == "StateShard" and child.owner not in work.snap.shards:
             continue  # its owner is made first; the next pass knows the uid
@@ -231,6 +230,13 @@ def apply_children(work: Work) -> None:
             )
         )  # fmt: skip
     _remove(work)
+
+
+def _scale(work: Work, child: Wanted, there: Child) -> None:
+    """A StatefulSet's replicas move by drains, a default pool's by its owner: only Deployments follow the spec here. Not by
+    rendering them again, since a newer operator may render their pods otherwise."""
+    if child.kind == "Deployment" and child.replicas is not None and there.replicas != child.replicas:
+        work.applies.append(Scale(there.name, there.uid, child.replicas))
 
 
 def _waits(child: Wanted, there: Child | None, template_hash: str) -> bool:

@@ -49,6 +49,15 @@ class Raise:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """Set the replicas of a Deployment, whoever changed them, and nothing else of it; precondition: its uid."""
+
+    name: str
+    uid: str
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
 class Remove:
     """Delete a child that the spec does not ask for any more, and in the background what it owns; precondition: its uid."""
 
@@ -115,7 +124,7 @@ class Plan:
     memory goes into the next snapshot. requeue_ms: look again after this, whatever happens.
     """
 
-    applies: tuple[Apply | Gate | Raise | Remove, ...] = ()
+    applies: tuple[Apply | Gate | Raise | Scale | Remove, ...] = ()
     write: TopologyWrite | None = None
     act: Act | None = None
     cluster_status: PlatoClusterStatus | None = None

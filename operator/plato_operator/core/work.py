@@ -10,7 +10,7 @@ from plato.api.names import shard_index, shard_name
 from plato.api.pool import DrainSpec
 from plato.topology.record import LOST, SERVING, Gateway, Topology, next_epoch
 
-from plato_operator.core.orders import Act, Apply, Event, Gate, Raise, Remove
+from plato_operator.core.orders import Act, Apply, Event, Gate, Raise, Remove, Scale
 from plato_operator.core.snapshot import GATEWAY, STATE, Memory, Pod, Pool, Report, Snapshot, shard_pod
 
 LOST_AFTER_MS: Final = 10_000
@@ -25,7 +25,7 @@ class Work:
     topology: Topology
     epoch: int
     changed: bool = False
-    applies: list[Apply | Gate | Raise | Remove] = field(default_factory=list)
+    applies: list[Apply | Gate | Raise | Scale | Remove] = field(default_factory=list)
     act: Act | None = None
     events: list[Event] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)

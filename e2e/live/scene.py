@@ -23,14 +23,17 @@ CLIENTS: Final = 300
 
 
 def run(platform: Platform, testbed: Layout | None, steps: Sequence[Callable[[Stage], None]], **plan: Any) -> Report:
-    """Does the steps while everybody talks; the report is returned and kept as evidence. Raises what a step raises."""
+    """Does the steps while everybody talks; the report is returned and kept as evidence. Raises what a step raises.
+
+    plan: other values of the load's Plan than CLIENTS and RATE_PER_S.
+    """
     folder = Path(tempfile.mkdtemp(prefix="plato-live-", dir=_memory()))
     port = int(platform.ipconfig_url("").rpartition(":")[2])
     hosts = node_addresses(platform.kube)
     try:
         with Balancer([(host, port) for host in hosts]) as balancer:
             url = f"http://127.0.0.1:{balancer.port}"
-            load = LiveLoad(platform.plan(folder, url, users=CLIENTS, rate_per_s=RATE_PER_S, **plan))
+            load = LiveLoad(platform.plan(folder, url, **{"users": CLIENTS, "rate_per_s": RATE_PER_S, **plan}))
             try:
                 load.start()
                 stage = Stage(platform, load, testbed)

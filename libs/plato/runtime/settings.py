@@ -218,7 +218,7 @@ class StoreSettings(_Section):
 
     url: str = Field("redis://127.0.0.1:8928/0", description="Valkey ≥ 8 or Redis ≥ 7.")
     key_prefix: str = Field(
-        "", pattern=r"^[A-Za-z0-9:_-]{0,32}$", description="Before every key; lets clusters share a store."
+        "", pattern=r"^[A-Za-z0-9:_.-]{0,40}$", description="Before every key; lets clusters share a store."
     )
 
 

@@ -57,11 +57,7 @@ def registry(ring: Ring, *, nodes: bool) -> kopf.OperatorRegistry:
     for group, version, plural in _CHILDREN:
         kopf.on.event(group, version, plural, registry=found)(_handler(plural, ring))
     if nodes:
-
-        async def node(**_: Any) -> None:
-            ring("", "")
-
-        kopf.on.event("", "v1", "nodes", registry=found)(node)
+        kopf.on.event("", "v1", "nodes", registry=found)(_nodes(ring))
     return found
 
 
@@ -70,6 +66,24 @@ def _handler(kind: str, ring: Ring) -> Any:
         name = reading.named(kind, body)
         if name:
             ring(reading.meta(body)["namespace"], name)
+
+    return event
+
+
+def _nodes(ring: Ring) -> Any:
+    """Rings for what the planner looks at; the heartbeats of many nodes would ring all the time."""
+    seen: dict[str, object] = {}
+
+    async def event(body: Any, type: str | None, **_: Any) -> None:
+        name = reading.meta(body)["name"]
+        if type == "DELETED":
+            seen.pop(name, None)
+            ring("", "")
+            return
+        now = (reading.node(body), reading.addresses({name: body}), dict(reading.notes(body)))
+        if seen.get(name) != now:
+            seen[name] = now
+            ring("", "")
 
     return event
 

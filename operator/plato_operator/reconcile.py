@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
+from plato.api.names import ANNOTATION_PUBLIC_ADDRESS
 from plato.runtime import logs
 from plato.topology.record import DRAINING, LEAVING
 
 from plato_operator import crds, metrics, reading
 from plato_operator.apply import Hands, Stopped
-from plato_operator.core.orders import Plan
+from plato_operator.core.orders import Event, Plan
 from plato_operator.core.plan import one_pass
-from plato_operator.core.snapshot import Memory
+from plato_operator.core.snapshot import Memory, Snapshot
 from plato_operator.events import Events
 from plato_operator.kube import Kube, KubeError, Object, Refused
 from plato_operator.lease import Lease, LeaseLost
@@ -144,7 +145,7 @@ class Loop:
         before = dict(self._hands.refusals)
         tried = await self._hands.carry_out(plan, view)
         self._memory = plan.memory
-        for event in plan.events:
+        for event in (*plan.events, *addressless(view.snapshot)):
             await self._events.tell(event, view.objects)
         self._count(plan, view)
         wait_s = min(plan.requeue_ms / 1000, LATEST_S)
@@ -217,6 +218,22 @@ class Loop:
                 _log.error("the condition was not written", cluster=self.name, why=str(e))
         metrics.READY.labels(self.namespace, self.name).set(0)
         return self._failed("failed", told)
+
+
+def addressless(snap: Snapshot) -> Iterator[Event]:
+    """What to tell of gateways that run and are not admitted, since no address is known that clients could be told."""
+    for name, pod in snap.pods.items():
+        pool = snap.pools.get(pod.owner)
+        if pod.endpoint is None or pod.endpoint.ip or not pod.ip or not pod.running or pool is None:
+            continue
+        told = pool.spec.public_address
+        lacks = {
+            "NodeExternalIP": f"node {pod.node} has no ExternalIP",
+            "NodeAnnotation": f"node {pod.node} has no annotation {ANNOTATION_PUBLIC_ADDRESS}",
+        }.get(told, "the pod has no host address")
+        why = lacks if snap.nodes is not None else "the operator may not read nodes (rbac.nodes of the chart)"
+        message = f"publicAddress of {pool.name} is {told}, but {why}: no client is sent here"
+        yield Event("Pod", name, "Warning", "AddressUnknown", message)
 
 
 class Clusters:

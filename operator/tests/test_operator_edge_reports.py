@@ -1,0 +1,140 @@
+"""Reports asked from real HTTP servers: who is asked when, what counts as unknown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+from plato_operator.core.snapshot import DrainReport, Report
+from plato_operator.reports import QUIET_S, STALE_S, Access, Reports, Target, parsed
+
+
+class Process:
+    """A process with an admin port."""
+
+    def __init__(self) -> None:
+        self.body: object = {"uid": "u1", "epoch_seen": 7, "connections": 3}
+        self.tokens = {"secret"}
+        self.asked = 0
+        self.hangs: asyncio.Event | None = None
+        self.at = ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        if self.hangs is not None:
+            await self.hangs.wait()
+        if request.headers.get("Authorization", "").removeprefix("Bearer ") not in self.tokens:
+            return web.Response(status=401)
+        return web.Response(text=self.body if isinstance(self.body, str) else json.dumps(self.body))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def process() -> AsyncIterator[Process]:
+    made = Process()
+    application = web.Application()
+    application.router.add_get("/v1/report", made.answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    made.at = f"127.0.0.1:{runner.addresses[0][1]}"
+    yield made
+    if made.hangs is not None:
+        made.hangs.set()
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as made:
+        yield made
+
+
+ACCESS = Access(("secret",))
+
+
+async def test_parties_are_asked_each_time_and_others_seldom(process: Process, session: aiohttp.ClientSession) -> None:
+    """Between two times the last answer stands."""
+    clock = Clock()
+    reports = Reports(session, "ns", "demo", clock)
+    targets = {"g-0": Target("u1", process.at)}
+    assert (await reports.refresh(targets, (), ACCESS))["g-0"].connections == 3
+    clock.now += 1
+    assert "g-0" in await reports.refresh(targets, (), ACCESS)
+    assert process.asked == 1
+    await reports.refresh(targets, {"g-0"}, ACCESS)
+    assert process.asked == 2
+    clock.now += QUIET_S
+    await reports.refresh(targets, (), ACCESS)
+    assert process.asked == 3
+
+
+@pytest.mark.parametrize("body", [{"uid": "other"}, "garbage", "[]", {"uid": "u1", "slots": {"acquired": [[1]]}}])
+async def test_what_is_no_answer_of_this_process_is_unknown(
+    process: Process, session: aiohttp.ClientSession, body: object
+) -> None:
+    """Another uid (a reused port), no JSON, no report: the older report goes too."""
+    reports = Reports(session, "ns", "demo", Clock())
+    targets = {"g-0": Target("u1", process.at)}
+    assert await reports.refresh(targets, {"g-0"}, ACCESS)
+    process.body = body
+    assert await reports.refresh(targets, {"g-0"}, ACCESS) == {}
+
+
+async def test_a_hanging_process_delays_nobody_and_is_unknown_in_time(
+    process: Process, session: aiohttp.ClientSession
+) -> None:
+    """A look waits a moment only; the request is not doubled, and the old report counts no longer than STALE_S."""
+    clock = Clock()
+    reports = Reports(session, "ns", "demo", clock)
+    targets = {"g-0": Target("u1", process.at)}
+    await reports.refresh(targets, (), ACCESS)
+    process.hangs = asyncio.Event()
+    started = asyncio.get_running_loop().time()
+    await reports.refresh(targets, {"g-0"}, ACCESS)
+    await reports.refresh(targets, {"g-0"}, ACCESS)
+    assert asyncio.get_running_loop().time() - started < 1.9
+    assert process.asked == 2
+    clock.now += STALE_S
+    assert await reports.refresh(targets, (), ACCESS) == {}
+    reports.close()
+
+
+async def test_a_second_token_is_tried_while_tokens_rotate(process: Process, session: aiohttp.ClientSession) -> None:
+    """The Secret holds two for that time."""
+    reports = Reports(session, "ns", "demo", Clock())
+    process.tokens = {"new"}
+    assert await reports.refresh({"g-0": Target("u1", process.at)}, (), Access(("old", "new")))
+    assert await reports.refresh({"g-0": Target("u1", process.at)}, {"g-0"}, Access(("old",))) == {}
+
+
+async def test_a_replaced_pod_is_asked_anew(process: Process, session: aiohttp.ClientSession) -> None:
+    """The report of the pod before it is forgotten at once."""
+    reports = Reports(session, "ns", "demo", Clock())
+    await reports.refresh({"g-0": Target("u1", process.at)}, (), ACCESS)
+    assert await reports.refresh({"g-0": Target("u2", process.at)}, (), ACCESS) == {}
+    assert await reports.refresh({}, (), ACCESS) == {}
+
+
+def test_a_report_is_read_with_what_it_has() -> None:
+    """Absent is unknown; lease is three-valued."""
+    assert parsed({"uid": "u"}) == Report("u")
+    full = {
+        "uid": "u", "boot": "b", "epoch_seen": 9, "worker_id": 17, "lease": False, "connections": 2, "new": [1],
+        "slots": {"acquired": [[0, 3]], "loading": [], "released": []},
+        "drain": {"id": 9, "phase": "drained", "remaining": 0, "cut": 1},
+    }  # fmt: skip
+    assert parsed(full) == Report("u", 9, 17, False, ((0, 3),), DrainReport(9, "drained", 0, 1), 2)
+    assert parsed({"uid": "u", "lease": None, "drain": None, "slots": None, "worker_id": None}) == Report("u")

@@ -1,0 +1,304 @@
+"""Objects as the snapshot has them, the age of CRDs, the order of a look, the probes."""
+
+from __future__ import annotations
+
+import base64
+import copy
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+import pytest
+import yaml
+from plato.topology.record import Gateway, Topology, dumps, even_ranges
+from plato_operator import crds, reading
+from plato_operator.core.snapshot import Endpoint, Memory, Node, Pool
+from plato_operator.kube import Kube, Refused, Unreachable
+from plato_operator.observe import BadResource, Observer
+from plato_operator.probes import SILENT_S, Health
+from plato_operator.reports import Reports
+from world import pool_spec
+
+CRDS = Path(__file__).resolve().parents[2] / "crds"
+
+
+def pod_object(name: str = "demo-edge-1", **status: Any) -> dict[str, Any]:
+    """A gateway pod as the API server has it."""
+    env = {"TCP_PORT": "9000", "WS_PORT": "9001", "ADMIN_PORT": "9009", "WORKERS": "4"}
+    return {
+        "metadata": {
+            "name": name, "namespace": "ns", "uid": "p1", "creationTimestamp": "2026-09-21T14:13:20Z",
+            "labels": {
+                "plato.im/cluster": "demo", "plato.im/component": "gateway", "plato.im/pool": "demo-edge",
+                "topology.kubernetes.io/zone": "z1",
+            },
+            "annotations": {"plato.im/input-hash": "t1", "plato.im/version": "0.1.0", "plato.im/drain": ""},
+        },
+        "spec": {
+            "nodeName": "n1",
+            "containers": [
+                {"name": "sidecar"},
+                {"name": "gateway", "env": [{"name": f"PLATO_GATEWAY__{k}", "value": v} for k, v in env.items()]},
+            ],
+        },
+        "status": {
+            "phase": "Running", "podIP": "10.0.0.5", "hostIP": "10.0.0.1",
+            "containerStatuses": [
+                {"name": "sidecar", "state": {"running": {}}}, {"name": "gateway", "state": {"running": {}}},
+            ],
+            "conditions": [
+                {"type": "Ready", "status": "True", "lastTransitionTime": "2026-09-21T14:13:21Z"},
+                {"type": "plato.im/serving", "status": "False"},
+            ],
+            **status,
+        },
+    }  # fmt: skip
+
+
+def pool_of(**fields: Any) -> Any:
+    return {"demo-edge": Pool("demo-edge", "pu", 1, pool_spec(**fields))}
+
+
+NODE = {
+    "metadata": {"name": "n1", "annotations": {"plato.im/public-address": "gw1.example"}},
+    "spec": {"unschedulable": True},
+    "status": {
+        "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}, {"type": "ExternalIP", "address": "192.0.2.1"}],
+        "conditions": [{"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-09-21T14:13:20Z"}],
+    },
+}
+
+
+def test_a_gateway_pod_is_read_whole() -> None:
+    """Its endpoint by its own template's environment, whatever the pool says now."""
+    pod = reading.pod(pod_object(), pool_of(), None)
+    assert pod.endpoint == Endpoint("10.0.0.1", 9000, 9001, "10.0.0.5:9009", 4)
+    assert (pod.owner, pod.ordinal, pod.zone, pod.node) == ("demo-edge", 1, "z1", "n1")
+    assert (pod.template_hash, pod.version, pod.drain_asked) == ("t1", "0.1.0", True)
+    assert (pod.ready, pod.running, pod.gate, pod.deleting) == (True, True, False, False)
+    assert pod.ready_since_ms - pod.created_ms == 1000
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes", "ip"),
+    [
+        ({}, None, "10.0.0.1"),
+        ({"network": "Pod"}, None, "10.0.0.5"),
+        ({"public_address": "NodeExternalIP"}, {"n1": NODE}, "192.0.2.1"),
+        ({"public_address": "NodeAnnotation"}, {"n1": NODE}, "gw1.example"),
+        ({"public_address": "NodeExternalIP"}, None, ""),
+        ({"public_address": "NodeAnnotation"}, {"n1": {"metadata": {"name": "n1"}}}, ""),
+    ],
+)
+def test_clients_are_told_the_address_that_the_pool_asks_for(fields: Any, nodes: Any, ip: str) -> None:
+    """Empty where it is not known: such a pod is not admitted."""
+    pod = reading.pod(pod_object(), pool_of(**fields), nodes)
+    assert pod.endpoint is not None
+    assert pod.endpoint.ip == ip
+
+
+def test_a_pod_that_waits_or_goes_says_so() -> None:
+    """Unschedulable in the scheduler's words; a sidecar that runs does not make the gateway run."""
+    waiting = pod_object(
+        phase="Pending", containerStatuses=[{"name": "sidecar", "state": {"running": {}}}],
+        conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}],
+    )  # fmt: skip
+    waiting["metadata"]["deletionTimestamp"] = "2026-09-21T14:14:20Z"
+    pod = reading.pod(waiting, pool_of(), None)
+    assert (pod.unschedulable, pod.running, pod.ready, pod.gate) == ("0/3 nodes", False, False, None)
+    assert pod.deleting
+    assert pod.delete_at_ms - pod.created_ms == 60_000
+
+
+def test_a_node_is_lost_since_its_condition_changed() -> None:
+    """And cordoned by its spec."""
+    assert reading.node(NODE) == Node("n1", True, reading.unix_ms("2026-09-21T14:13:20Z"))
+    ready = {"metadata": {"name": "n2"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    assert reading.node(ready) == Node("n2")
+    assert reading.node({"metadata": {"name": "n3"}}).not_ready_since_ms == 1
+    assert reading.addresses({"n1": NODE}) == ("10.0.0.1/32",)
+
+
+def test_children_are_read_with_their_hashes_and_counts() -> None:
+    """observed follows the generation; a Job has its outcome."""
+    raw = {
+        "metadata": {
+            "name": "demo-msg", "uid": "d", "generation": 3, "resourceVersion": "9",
+            "annotations": {"plato.im/input-hash": "i"},
+        },
+        "spec": {
+            "replicas": 2,
+            "template": {
+                "metadata": {"annotations": {"plato.im/input-hash": "t", "kubectl.kubernetes.io/restartedAt": "now"}}
+            },
+        },
+        "status": {"observedGeneration": 2, "readyReplicas": 1, "updatedReplicas": 2},
+    }  # fmt: skip
+    child = reading.child("Deployment", raw)
+    assert (child.input_hash, child.template_hash, child.restarted_at) == ("i", "t", "now")
+    assert (child.replicas, child.ready, child.updated, child.observed) == (2, 1, 2, False)
+    job = reading.child("Job", {"metadata": {"name": "j", "uid": "j"}, "status": {"failed": 2, "succeeded": 1}})
+    assert (job.failed, job.succeeded, job.observed) == (2, 1, True)
+
+
+def document(lacking: str = "") -> dict[str, Any]:
+    """The OpenAPI document that an API server makes of our CRDs, without the field at a dotted path."""
+    schemas = {}
+    for file in CRDS.glob("*.yaml"):
+        crd = yaml.safe_load(file.read_text())
+        kind = crd["spec"]["names"]["kind"]
+        schema = copy.deepcopy(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+        if lacking.startswith(f"{kind}."):
+            *above, last = lacking.split(".")[1:]
+            at = schema["properties"]
+            for key in above:
+                at = at[key].get("properties") or at[key]["items"]["properties"]
+            del at[last]
+        gvk = {"group": "plato.im", "version": "v1alpha1", "kind": kind}
+        schemas[f"im.plato.v1alpha1.{kind}"] = {**schema, "x-kubernetes-group-version-kind": [gvk]}
+    return {"components": {"schemas": schemas}}
+
+
+def test_our_crds_are_new_enough_and_a_newer_one_is_no_harm() -> None:
+    """Fields that we do not know are passed over."""
+    assert crds.judged(document()) == ""
+    newer = document()
+    schema = newer["components"]["schemas"]["im.plato.v1alpha1.GatewayPool"]
+    schema["properties"]["spec"]["properties"]["later"] = {"type": "string"}
+    assert crds.judged(newer) == ""
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "PlatoCluster.spec.networkPolicy", "PlatoCluster.spec.gateways.template.drain.onCordon",
+        "PlatoCluster.spec.bus.kafka.topic", "GatewayPool.spec.capacity.bytesPerSecond",
+        "GatewayPool.status.drains.deadlineAt", "StateShard.status.podUID",
+    ],
+)  # fmt: skip
+def test_o18_an_older_crd_is_named_with_the_field_that_it_lacks(field: str) -> None:
+    """At any depth, of spec and status."""
+    assert field in crds.judged(document(field))
+
+
+async def test_o24_a_group_that_is_not_served_is_refused() -> None:
+    """Another version alone is a set that we do not know."""
+
+    class Gone:
+        async def call(self, method: str, at: str) -> Any:
+            raise Refused(404, "NotFound", "", at)
+
+    assert "plato.im/v1alpha1" in await crds.lacking(cast(Kube, Gone()))
+    assert "PlatoCluster" in crds.judged({})
+
+
+class Server:
+    """Lists and gets from a dict {(kind, name): object}, and remembers the order of what was asked."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.asked: list[str] = []
+        self.fails: dict[str, Exception] = {}
+
+    async def list(self, kind: str, namespace: str = "", selector: str = "") -> Any:
+        self.asked.append(f"list {kind}")
+        if kind in self.fails:
+            raise self.fails[kind]
+        return [o for (k, _), o in self.objects.items() if k == kind]
+
+    async def get(self, kind: str, namespace: str, name: str) -> Any:
+        self.asked.append(f"get {kind} {name}")
+        return self.objects.get((kind, name))
+
+
+CLUSTER = {
+    "metadata": {"name": "demo", "namespace": "ns", "uid": "cu", "generation": 1},
+    "spec": {
+        "version": "1", "database": {"uri": {"name": "db"}}, "store": {"url": {"name": "kv"}},
+        "auth": {"keys": {"name": "keys"}}, "tls": {"internal": {"name": "tls"}},
+    },
+}  # fmt: skip
+
+
+def secret(**values: str) -> dict[str, Any]:
+    return {"data": {k.replace("_", "."): base64.b64encode(v.encode()).decode() for k, v in values.items()}}
+
+
+def gateway(uid: str, worker_id: int) -> Gateway:
+    return Gateway(uid, worker_id, 2, (), "10.0.0.1", 9000, 9001, "10.0.0.1:9009")
+
+
+async def test_a_look_gets_the_record_after_the_lists_and_doubtful_pods_after_the_record() -> None:
+    """A recorded pod that no list shows is asked for by name: only that retires its id."""
+    server = Server()
+    topology = Topology(
+        "cu",
+        5,
+        even_ranges(["demo-s0"], 5),
+        gateways={"demo-edge-1": gateway("p1", 1), "demo-edge-7": gateway("p7", 2)},
+    )
+    server.objects = {
+        ("ConfigMap", "demo-topology"): {
+            "metadata": {"resourceVersion": "12"},
+            "data": {"topology.json": dumps(topology)},
+        },
+        ("Secret", "db"): secret(uri="x"),
+        ("Secret", "kv"): secret(other="x"),
+        ("Secret", "tls"): secret(tls_crt="x", tls_key="x", ca_crt="no certificate"),
+    }
+    async with aiohttp.ClientSession() as session:
+        observer = Observer(cast(Kube, server), Reports(session, "ns", "demo"), "ns", "demo", me="me", nodes=False)
+        view = await observer.look(CLUSTER, Memory(), {})
+    snap = view.snapshot
+    assert (snap.version, snap.topology and snap.topology.epoch) == ("12", 5)
+    assert snap.live == {"demo-edge-1": "", "demo-edge-7": ""}
+    assert sorted(snap.missing_secrets) == ["keys", "kv/url", "tls/ca.crt (it is no certificate)"]
+    assert snap.nodes is None
+    record = server.asked.index("get ConfigMap demo-topology")
+    assert all(server.asked.index(f"list {kind}") < record for kind in ("Pod", "StatefulSet", "GatewayPool"))
+    assert all(i > record for i, what in enumerate(server.asked) if what.startswith("get Pod"))
+
+
+async def test_a_record_that_cannot_be_read_counts_as_lost_and_keeps_its_version() -> None:
+    """So that it is written over, not beside."""
+    server = Server()
+    server.objects["ConfigMap", "demo-topology"] = {
+        "metadata": {"resourceVersion": "12"},
+        "data": {"topology.json": "{"},
+    }
+    async with aiohttp.ClientSession() as session:
+        observer = Observer(cast(Kube, server), Reports(session, "ns", "demo"), "ns", "demo", me="me", nodes=False)
+        snap = (await observer.look(CLUSTER, Memory(), {})).snapshot
+    assert (snap.topology, snap.version) == (None, "12")
+
+
+async def test_of_two_failures_the_forbidden_one_is_told() -> None:
+    """It names verb and resource; a time-out names nothing."""
+    server = Server()
+    server.fails = {"Pod": Unreachable("slow"), "Service": Refused(403, "Forbidden", "cannot list services", "GET")}
+    async with aiohttp.ClientSession() as session:
+        observer = Observer(cast(Kube, server), Reports(session, "ns", "demo"), "ns", "demo", me="me", nodes=False)
+        with pytest.raises(Refused, match="cannot list services"):
+            await observer.look(CLUSTER, Memory(), {})
+        with pytest.raises(BadResource, match=r"PlatoCluster demo: spec\.version"):
+            await observer.look({**CLUSTER, "spec": {}}, Memory(), {})
+
+
+def test_o21_health_fails_when_a_part_gave_no_sign_for_two_minutes() -> None:
+    """With its trouble in words; a cluster's trouble does not make the operator unready, others are served."""
+    now = 0.0
+    health = Health(lambda: now)
+    assert health.not_ready() == "starting"
+    health.trouble("start", "")
+    health.expect("round")
+    health.expect("cluster ns/a")
+    health.trouble("cluster ns/a", "cannot list services")
+    now = SILENT_S
+    health.sign("round")
+    assert (health.ill(), health.not_ready()) == ("", "")
+    now += 1
+    assert health.ill() == "cluster ns/a: no sign of life for 121 s (cannot list services)"
+    health.drop("cluster ns/a")
+    assert health.ill() == ""
+    health.trouble("lease", "waiting for the Lease")
+    assert health.not_ready() == "waiting for the Lease"

@@ -13,7 +13,7 @@ from plato.core.codes import Code, text
 from plato.core.errors import PeerError, Unavailable
 from plato.ports import TokenVerifier, TopologySource
 from plato.runtime import admin
-from plato.topology.record import Gateway
+from plato.topology.record import SERVING, Gateway
 from prometheus_client import Counter
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -59,24 +59,28 @@ class IpList:
             return "no topology was read yet"
         return "" if known else "the topology names no gateway"
 
-    def ranked(self) -> tuple[list[Place], dict[str, Gateway]]:
-        """Every gateway of the topology, best first, and their records. ([], {}) before the first topology."""
+    def ranked(self, zone: str = "") -> tuple[list[Place], dict[str, Gateway]]:
+        """Every gateway of the topology, best first for a caller in `zone` (empty: anywhere), and their records. ([], {})
+        before the first topology."""
         try:
             gateways = dict(self._topology.current().gateways)
         except Unavailable:
             return [], {}
-        draining = {name: gateway.state != "serving" for name, gateway in gateways.items()}
-        return self._board.ranked(draining, self._now_ms(), self._chance), gateways
+        draining = {name: gateway.state != SERVING for name, gateway in gateways.items()}
+        near = {name for name, gateway in gateways.items() if zone and gateway.zone == zone}
+        return self._board.ranked(draining, self._now_ms(), self._chance, near), gateways
 
     async def ip_list(self, request: Request) -> Response:
-        """GET /ip/list."""
+        """GET /ip/list. The caller's zone: ?zone=, or the header Plato-Zone of a proxy that knows it."""
         try:
             self._authenticate(request)
         except PeerError as e:
             _requests.labels(int(e.code)).inc()
             refusal = {"message": text(e.code), "code": int(e.code), "data": []}
             return JSONResponse(refusal, status_code=401, headers={"WWW-Authenticate": "Bearer"})
-        places, gateways = self.ranked()
+        ranked, gateways = self.ranked(request.query_params.get("zone") or request.headers.get("plato-zone", ""))
+        # Who drains, leaves or is lost would only send a client on, or keep it waiting.
+        places = [place for place in ranked if gateways[place.name].state == SERVING]
         if not places:
             _requests.labels(int(Code.UNAVAILABLE)).inc()
             away = {"message": text(Code.UNAVAILABLE), "code": int(Code.UNAVAILABLE), "data": []}
@@ -88,16 +92,18 @@ class IpList:
         data = [_entry(place.name, gateways[place.name]) for place in listed]
         return JSONResponse({"message": "ok", "code": 0, "data": data}, headers={"Cache-Control": "no-store"})
 
-    async def explain(self, _: Request) -> Response:
+    async def explain(self, request: Request) -> Response:
         """GET /explain on the internal port: the whole ranking and what it rests on."""
-        places, gateways = self.ranked()
+        places, gateways = self.ranked(request.query_params.get("zone", ""))
         return JSONResponse(
             {
-                "order": "room: most first; full; silent: by chance; closing",
+                "order": "room: most first; full; silent: by chance; closing (not listed where the topology says so); "
+                "each: the zone of ?zone= first",
                 "listed": LISTED,
                 "gateways": [
                     {
                         **_entry(place.name, gateways[place.name]),
+                        "state": gateways[place.name].state,
                         "group": place.group.name.lower(),
                         "room": place.room,
                         "sample_age_ms": place.age_ms,

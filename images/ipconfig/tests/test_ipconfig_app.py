@@ -117,6 +117,36 @@ async def test_lists_the_five_with_most_room_first() -> None:
     assert body["data"][0] == {"name": "edge-6", "ip": "127.0.0.1", "port": 8960, "ws_port": 8961, "zone": "here"}
 
 
+@pytest.mark.parametrize("state", ["draining", "leaving", "lost"])
+async def test_who_does_not_serve_by_the_record_is_not_listed_though_it_has_room(state: str) -> None:
+    async with serving(topology(gateway(0), replace(gateway(1), state=state))) as service:
+        service.board.observe("edge-0", Load(True, 0, 1), 0)
+        service.board.observe("edge-1", Load(True, 0, 90), 0)
+        _, body, _ = await service.get()
+        assert [entry["name"] for entry in body["data"]] == ["edge-0"]
+        _, body, _ = await service.get("/explain", inside=True)
+        assert [(g["name"], g["state"]) for g in body["gateways"]] == [("edge-0", "serving"), ("edge-1", state)]
+        service.source.record = topology(replace(gateway(0), state=state), replace(gateway(1), state=state))
+        status, body, headers = await service.get()
+        assert (status, body["data"], headers["Retry-After"]) == (503, [], "1")
+
+
+async def test_the_callers_zone_comes_first_among_equals() -> None:
+    far, near, full = gateway(0), replace(gateway(1), zone="z"), replace(gateway(2), zone="z")
+    async with serving(topology(far, near, full)) as service:
+        service.board.observe("edge-0", Load(True, 0, 90), 0)
+        service.board.observe("edge-1", Load(True, 0, 40), 0)
+        service.board.observe("edge-2", Load(True, 50, 0), 0)
+
+        async def order(path: str = "/ip/list", **headers: str) -> list[str]:
+            return [entry["name"] for entry in (await service.get(path, **headers))[1]["data"]]
+
+        assert await order() == ["edge-0", "edge-1", "edge-2"]
+        assert await order("/ip/list?zone=z") == ["edge-1", "edge-0", "edge-2"]
+        assert await order(**{"Plato-Zone": "z"}) == ["edge-1", "edge-0", "edge-2"]
+        assert await order("/ip/list?zone=nowhere") == ["edge-0", "edge-1", "edge-2"]
+
+
 async def test_two_callers_in_one_second_are_sent_to_different_gateways() -> None:
     async with serving(topology(gateway(0), gateway(1))) as service:
         for i in range(2):
@@ -125,10 +155,10 @@ async def test_two_callers_in_one_second_are_sent_to_different_gateways() -> Non
     assert sorted(first) == ["edge-0", "edge-1"]
 
 
-async def test_a_silent_gateway_goes_last_and_a_draining_one_behind_it() -> None:
-    async with serving(topology(gateway(0), gateway(1), replace(gateway(2), state="draining"))) as service:
+async def test_a_silent_gateway_goes_last_and_one_that_says_it_is_closing_behind_it() -> None:
+    async with serving(topology(gateway(0), gateway(1), gateway(2))) as service:
         service.board.observe("edge-0", Load(True, 0, 50), 0)
-        service.board.observe("edge-2", Load(True, 0, 90), 5_000)
+        service.board.observe("edge-2", Load(False, 0, 90), 5_000)
         service.board.observe("edge-1", Load(True, 0, 1), 5_000)
         service.now = 5_000
         _, body, _ = await service.get()

@@ -4,13 +4,14 @@ Samples of load come in, a list comes out; there is no clock and no chance here.
 the topology.
 
 Order: gateways heard lately with room, most first; full ones; silent ones, by chance; those that said they are closing.
+Within each of these the caller's zone comes first: never a full gateway near by before one with room farther off.
 Between two samples a gateway's room shrinks by the clients that were sent there, so that a crowd that asks within one
 second is spread instead of sent to one place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -84,12 +85,15 @@ class Board:
             group = Group.CLOSING
         return Place(name, group, room, now_ms - sample.at_ms)
 
-    def ranked(self, closing: Mapping[str, bool], now_ms: int, chance: Callable[[], float]) -> list[Place]:
-        """Every gateway, best first. closing: {name: whether it drains}; chance: draws from [0, 1) and breaks ties."""
+    def ranked(
+        self, closing: Mapping[str, bool], now_ms: int, chance: Callable[[], float], near: Collection[str] = ()
+    ) -> list[Place]:
+        """Every gateway, best first. closing: {name: whether it drains}; chance: draws from [0, 1) and breaks ties; near:
+        those of the caller's zone."""
         places = [self.place(name, now_ms, drains) for name, drains in closing.items()]
-        keyed = [(place.group, -place.room, chance(), place) for place in places]
-        keyed.sort(key=lambda item: item[:3])
-        return [item[3] for item in keyed]
+        keyed = [(place.group, place.name not in near, -place.room, chance(), place) for place in places]
+        keyed.sort(key=lambda item: item[:4])
+        return [item[4] for item in keyed]
 
     def sent_to(self, name: str) -> None:
         """A client was told to try this gateway first."""

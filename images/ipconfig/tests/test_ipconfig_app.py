@@ -138,7 +138,7 @@ async def test_the_callers_zone_comes_first_among_equals() -> None:
         service.board.observe("edge-1", Load(True, 0, 40), 0)
         service.board.observe("edge-2", Load(True, 50, 0), 0)
 
-        async def order(path: str = "/ip/list", **headers: str) -> list[str]:
+        async def order(path: str = "/ip/list", **headers: Any) -> list[str]:
             return [entry["name"] for entry in (await service.get(path, **headers))[1]["data"]]
 
         assert await order() == ["edge-0", "edge-1", "edge-2"]

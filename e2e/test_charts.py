@@ -169,7 +169,7 @@ def test_o11_applied_again_nothing_changes(kube: Kube, release: str, values: Pat
     assert {p["metadata"]["uid"] for p in kube.items("Pod", f"app.kubernetes.io/instance={RELEASE}")} == pods
     assert (kube.get("Deployment", f"{RELEASE}-operator") or {})["metadata"]["generation"] == generation
     manifest = kube.helm("get", "manifest", RELEASE)
-    how = ("--server-side", "--force-conflicts", "--field-manager=helm")
+    how = ("--server-side", "--force-conflicts", "--field-manager=plato-e2e")
     diff = subprocess.run(
         [kube.program("kubectl"), "-n", NAMESPACE, "diff", *how, "-f", "-"],
         input=manifest, env={**os.environ, "KUBECONFIG": str(kube.kubeconfig)}, capture_output=True, text=True, check=False,
@@ -227,7 +227,7 @@ def test_o12_uninstall_is_refused_while_a_cluster_is_left_and_keeps_definitions(
 
 
 def renamed(tag: str, text: str) -> str:
-    """A text about our kinds, about copies of them: other names and another group, so that nobody's kubectl mixes them up."""
+    """A text about our kinds, about copies of them: other names and another group, so that no kubectl mixes them up."""
     for kind in ("PlatoCluster", "GatewayPool", "StateShard"):
         text = text.replace(kind, f"{tag.upper()}{kind}").replace(kind.lower(), f"{tag}{kind.lower()}")
     text = text.replace("plato.im", group_of(tag))

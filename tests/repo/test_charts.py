@@ -213,3 +213,43 @@ def test_the_hpa_waits_longer_than_a_drain() -> None:
     down = yaml.safe_load(text("deploy/samples/hpa.yaml"))["spec"]["behavior"]["scaleDown"]
     assert down["stabilizationWindowSeconds"] >= deadline_s
     assert all(p["type"] == "Pods" and p["periodSeconds"] >= deadline_s for p in down["policies"])
+
+
+def _shell(page: str) -> str:
+    return "\n".join(re.findall(r"```sh\n(.*?)```", text(page), re.DOTALL))
+
+
+def test_the_readme_shows_the_three_ways_by_commands_of_the_page() -> None:
+    """The suite runs those of the page (e2e/test_three_ways.py)."""
+    section = text("README.md").split("## On Kubernetes")[1].split("\n## ")[0]
+    commands = [line for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL) for line in block.splitlines()]
+    page = _shell("docs/kubernetes.md").splitlines()
+    assert len(commands) >= 7
+    assert [c for c in commands if c not in page] == []
+    for way in ("deploy/plato.yaml", "helm install plato", "deploy/argocd/plato.yaml"):
+        assert any(way in c for c in commands)
+
+
+def test_each_file_that_a_command_names_is_there() -> None:
+    named = re.findall(
+        r"(?:-f|--values|helm install \w+|helm upgrade \w+) ((?:deploy|charts|crds)[\w/.-]*)",
+        _shell("docs/kubernetes.md"),
+    )
+    assert len(named) >= 8
+    assert [n for n in named if not any(f == n or f.startswith(f"{n.rstrip('/')}/") for f in files())] == []
+
+
+def test_each_reason_that_tells_of_trouble_is_on_the_page() -> None:
+    """Those that conditions.py makes, but for those that say that all is well."""
+    from plato_operator.core import conditions
+
+    page = text("docs/kubernetes.md").split("## Is it OK?")[1]
+    source = text("operator/plato_operator/core/conditions.py")
+    known = set(conditions.REFUSALS) | set(re.findall(r'\(?"([A-Z][a-zA-Z]+)", f?"', source)) | {"GatewaysMissing"}
+    fine = {
+        "AllAcquired", "Available", "Found", "Loading", "Migrating", "Moving", "NoDrain", "NodesReady", "NotBlocked", "None",
+        "NotDegraded", "NotStalled", "Progressing", "Rebuilt", "Running", "Scheduled", "Serving", "Settled",
+        "TopologyMissing", "Undoing", "Written", "Evacuated", "Evacuating", "NodeReady", "NotAsked",
+        "Deployment",  # a kind
+    }  # fmt: skip
+    assert sorted(r for r in known - fine if f"`{r}`" not in page and r not in page) == []

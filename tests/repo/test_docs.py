@@ -22,7 +22,7 @@ def _commands(page: str) -> list[str]:
     lines = [
         line.strip().removeprefix("$ ")
         for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", whole, re.DOTALL)
-        for line in block.splitlines()
+        for line in re.sub(r"\\\n\s*", "", block).splitlines()
     ]
     prose = re.sub(r"```.*?```", "", whole, flags=re.DOTALL)
     return [x for x in [*lines, *re.findall(r"`((?:make|plato) [^`]+)`", prose)] if x and not x.startswith("#")]

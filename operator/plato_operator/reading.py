@@ -204,7 +204,7 @@ def _main(obj: Object, component: str) -> Object:
     """Status of its main container."""
     found: Iterable[Object] = (obj.get("status") or {}).get("containerStatuses") or ()
     by_name: dict[str, Object] = {c.get("name", ""): c for c in found}
-    return by_name.get(component) or next(iter(by_name.values()), {})
+    return by_name.get(component, {})
 
 
 def _trouble(obj: Object, component: str) -> str:

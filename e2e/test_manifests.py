@@ -135,14 +135,17 @@ def test_everything_is_taken_and_taken_again_without_a_change(world: Snapshot) -
         send(order, world, "--dry-run=server")
     made = {(o.kind, o.name): send(o, world) for o in wanted}
     for order in wanted:
-        if order.kind not in CREATED_ONCE:
-            body = render(order, world)
-            again = json.loads(apply_as(FIELD_MANAGER, body))
-            before, after = made[order.kind, order.name], again
-            # A controller's status may come between; what we say must not count as a change.
-            assert before["metadata"].get("generation") == after["metadata"].get("generation"), order
-            versions = {m["metadata"]["resourceVersion"] for m in (json.loads(apply_as(FIELD_MANAGER, body)), after)}
-            assert len(versions) == 1 or order.kind in ("StatefulSet", "Deployment", "PodDisruptionBudget"), order
+        if order.kind in CREATED_ONCE:
+            continue
+        body = render(order, world)
+        # A controller may write the status between two of ours, but not each time.
+        for _ in range(5):
+            first, second = (json.loads(apply_as(FIELD_MANAGER, body))["metadata"] for _ in range(2))
+            if first["resourceVersion"] == second["resourceVersion"]:
+                break
+        else:
+            raise AssertionError(f"{order.kind} {order.name} is written again and again")
+        assert second.get("generation") == made[order.kind, order.name]["metadata"].get("generation"), order
 
 
 def test_pods_are_admitted(world: Snapshot) -> None:

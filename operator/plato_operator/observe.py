@@ -43,6 +43,7 @@ from plato_operator.core.snapshot import (
     doubts,
     shard_pod,
 )  # fmt: skip
+from plato_operator.creation import refused_pods
 from plato_operator.kube import Kube, KubeError, Object, Refused
 from plato_operator.reports import Access, Reports, Target
 
@@ -119,6 +120,7 @@ class Observer:
         now_ms = int(time.time() * 1000)
         topology, version = await self._record(cluster)
         live = await self._live(doubts(topology, pods))
+        refusals = {**await refused_pods(self._kube, self._namespace, objects), **refusals}
         self._topology = topology
         return View(
             Snapshot(

@@ -78,7 +78,7 @@ def test_a_refusal_stalls_its_resource_and_the_cluster_and_no_other(settled: Sna
     for found in (of_cluster(plan), plan.pool_status[POOL].conditions):
         assert by_type(found)["Stalled"] == ("True", reason)
         assert by_type(found)["Ready"] == ("False", reason)
-        assert words(found, "Ready") == words(found, "Stalled") == f"StatefulSet {POOL} was not applied: the words"
+        assert words(found, "Ready") == words(found, "Stalled") == f"StatefulSet {POOL}: the words"
     shard = by_type(plan.shard_status["demo-s0"].conditions)
     assert (shard["Stalled"][0], shard["Ready"][0]) == ("False", "True")
 

@@ -204,7 +204,7 @@ def refusal(work: Work, kind: str = "PlatoCluster", name: str = "") -> tuple[str
     for child, (reason, message) in sorted(work.snap.refusals.items()):
         if kind == "PlatoCluster" or (kind, name) in (child, owners.get(child)):
             known = reason if reason in REFUSALS else "ApplyRefused"
-            return known, f"{child[0]} {child[1]} was not applied: {message}"
+            return known, f"{child[0]} {child[1]}: {message}"
     return None
 
 

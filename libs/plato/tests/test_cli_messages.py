@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import jwt
@@ -228,7 +232,7 @@ def test_migrate_tells_a_wrong_password_and_prints_none(run: Run, tmp_path: Path
     head, tail = postgres_uri.split("@")
     wrong = f"{head.rsplit(':', 1)[0]}:wrongsecret@{tail}"
     result = run("db", "migrate", "-s", _settings_for(tmp_path, wrong))
-    one_line(result, 1, "password authentication failed", "database.uri")
+    one_line(result, 2, "password authentication failed", "database.uri")
     assert "wrongsecret" not in result[2]
 
 
@@ -239,7 +243,59 @@ def test_migrate_of_a_folder_where_nothing_runs_touches_no_other_database(run: R
 
 
 def test_migrate_tells_a_database_that_is_away(run: Run, tmp_path: Path) -> None:
-    one_line(run("db", "migrate", "-s", _settings_for(tmp_path, "postgresql://p@127.0.0.1:1/x")), 1, "127.0.0.1:1")
+    named = _settings_for(tmp_path, "postgresql://p@127.0.0.1:1/x")
+    one_line(run("db", "migrate", "-s", named, "--wait-s", "0"), 1, "127.0.0.1:1")
+
+
+async def test_migrate_waits_for_a_database_that_starts_beside_it(postgres_uri: str) -> None:
+    """As the Job does: settings by environment, a folder that nobody may write to, no home."""
+    where = urlsplit(postgres_uri)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "PLATO_DATABASE__URI": postgres_uri.replace(f":{where.port}/", f":{port}/"),
+        "PLATO_DATABASE__SCHEMA_NAME": "cli_waits",
+        "PLATO_BUS__PARTITIONS": "8",
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "plato.cli",
+        "db",
+        "migrate",
+        cwd="/proc",
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(30):
+        line = (await process.stderr.readline()).decode()
+    assert line.startswith("plato: database")
+    assert line.endswith("; trying again\n")
+
+    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(where.hostname, where.port)
+
+        async def carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while data := await source.read(65_536):
+                    sink.write(data)
+            sink.close()
+
+        await asyncio.gather(carry(reader, back), carry(there, writer))
+
+    relay = await asyncio.start_server(join, "127.0.0.1", port)
+    try:
+        async with asyncio.timeout(30):
+            out, err = await process.communicate()
+    finally:
+        relay.close()
+    assert process.returncode == 0, err.decode()
+    assert out.decode().startswith("the schema cli_waits is at version ")
+    assert where.password is None or where.password not in line + out.decode()
 
 
 async def test_migrate_refuses_a_newer_schema(tmp_path: Path, postgres_uri: str) -> None:
@@ -253,7 +309,7 @@ async def test_migrate_refuses_a_newer_schema(tmp_path: Path, postgres_uri: str)
     finally:
         await connection.execute("drop schema cli_messages cascade")
         await connection.close()
-    one_line((code, "", err), 1, "999")
+    one_line((code, "", err), 2, "999")
 
 
 async def _output(argv: list[str], env: dict[str, str]) -> tuple[int, str]:

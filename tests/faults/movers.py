@@ -7,11 +7,11 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from plato.core.ids import SLOTS, slot_of
+from plato.core.ids import slot_of
 from plato.local.cluster import LocalCluster
 
 from tests.faults import looking
-from tests.faults.load import Flight, Person, quantile
+from tests.faults.load import Crowd, Flight, Person, quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,25 @@ def gaps_s(
     return sorted(found)
 
 
-def figures(flights: Sequence[Flight], waits: Sequence[float], gaps: Sequence[float], moves: Sequence[Moved]) -> str:
-    """The two lines of figures that the tests print."""
-    slots = sum(len(m.slots) for m in moves)
+def pushed_s(flights: Sequence[Flight], people: Sequence[Person]) -> list[float]:
+    """Per message and person that was shown it: seconds from the send; sorted."""
+    began = {f.sent.client_msg_id: (f.sent.user, f.began) for f in flights}
+    return sorted(
+        at - began[key][1]
+        for person in people
+        for key, at in person.shown_at.items()
+        if key in began and began[key][0] != person.user
+    )
+
+
+def figures(crowd: Crowd, waits: Sequence[float], gaps: Sequence[float], moves: Sequence[Moved]) -> str:
+    """The lines of figures that the tests print."""
+    shown = pushed_s(crowd.flights, crowd.people)
     return (
-        f"  {len(moves)} moves of {slots} slots (of {SLOTS}); {len(flights)} messages, acknowledged: "
+        f"  {len(moves)} moves of {sum(len(m.slots) for m in moves)} slots; {len(crowd.flights)} messages, acknowledged: "
         f"p50 {quantile(waits, 0.5) * 1000:.0f} ms, p99 {quantile(waits, 0.99) * 1000:.0f} ms, max {waits[-1]:.2f} s\n"
+        f"  shown to the other side: p50 {quantile(shown, 0.5) * 1000:.0f} ms, p99 {quantile(shown, 0.99) * 1000:.0f} ms, "
+        f"max {shown[-1] if shown else 0:.2f} s\n"
         f"  longest wait of each move that met one ({len(gaps)}): p50 {quantile(gaps, 0.5) * 1000:.0f} ms, "
         f"p90 {quantile(gaps, 0.9) * 1000:.0f} ms, max {gaps[-1] if gaps else 0:.2f} s"
     )

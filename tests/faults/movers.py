@@ -43,11 +43,15 @@ async def hot_slots(cluster: LocalCluster, people: Sequence[Person]) -> dict[int
     return found
 
 
-def pick(cluster: LocalCluster, chance: random.Random, hot: Collection[int], most: int) -> tuple[set[int], str]:
-    """Up to `most` slots of one shard, half of them such as people live in, and another shard to take them."""
+def pick(
+    cluster: LocalCluster, chance: random.Random, hot: Collection[int], most: int, shards: Collection[str] = ()
+) -> tuple[set[int], str]:
+    """Up to `most` slots of one shard, half of them such as people live in, and another shard to take them; both of `shards`
+    (none: of all)."""
     record = looking.topology(cluster)
-    source = chance.choice([s for s in record.shards if record.slots_of(s)])
-    target = chance.choice([s for s in record.shards if s != source])
+    chosen = sorted(shards or record.shards)
+    source = chance.choice([s for s in chosen if record.slots_of(s)])
+    target = chance.choice([s for s in chosen if s != source])
     own = record.slots_of(source)
     lived = sorted(own.keys() & set(hot))
     slots = set(chance.sample(lived, min(len(lived), most // 2)))

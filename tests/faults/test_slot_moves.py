@@ -125,6 +125,7 @@ class Night:
     def __init__(self, cluster: LocalCluster, chance: random.Random) -> None:
         self.cluster = cluster
         self.moves: list[Moved] = []
+        self._stopped = ""
         self.done: list[str] = []
         self._chance = chance
         self.faults: dict[str, Callable[[Moved], Coroutine[Any, Any, None]]] = {
@@ -145,29 +146,44 @@ class Night:
     async def _stop(self, target: str) -> None:
         (pid,) = self.cluster.pids(target)
         os.kill(pid, signal.SIGSTOP)
+        self._stopped = target
         try:
             await asyncio.sleep(STOPPED_S)  # longer than the new owner waits for it
         finally:
             os.kill(pid, signal.SIGCONT)
+            self._stopped = ""
 
     async def pass_by(self, hot: dict[int, set[str]]) -> None:
-        """Moves every half second; each fault twice, right after a move, with some seconds in between."""
+        """Moves each half second between shards that answer, as the operator does; each fault twice, right after a move."""
         order = list(self.faults) * 2
         self._chance.shuffle(order)
         began = time.monotonic()
         for n, fault in enumerate(order):
             while time.monotonic() < began + n * NIGHT_S / len(order):
-                await self._move(hot)
+                self._move(hot)
                 await asyncio.sleep(0.5)
-            move = await self._move(hot)
+            move = await until(lambda: self._move(hot), 30.0, "no two shards answer")
             await asyncio.sleep(self._chance.uniform(0.0, 0.3))
-            await self.faults[fault](move)
+            await self._while_moving(self.faults[fault](move), hot)
             self.done.append(f"{move.at - began:5.1f} s  {fault} ({move.source} to {move.target})")
 
-    async def _move(self, hot: dict[int, set[str]]) -> Moved:
-        move = movers.order(self.cluster, *movers.pick(self.cluster, self._chance, hot, SLOTS_PER_S))
-        self.moves.append(move)
-        return move
+    async def _while_moving(self, fault: Coroutine[Any, Any, None], hot: dict[int, set[str]]) -> None:
+        task = asyncio.create_task(fault)
+        while not task.done():
+            await asyncio.sleep(0.5)
+            self._move(hot)
+        await task
+
+    def _move(self, hot: dict[int, set[str]]) -> Moved | None:
+        with contextlib.suppress(LocalError):
+            answering = [
+                p["name"] for p in self.cluster.processes("state") if p["ready"] and p["name"] != self._stopped
+            ]
+            if len(answering) > 1:
+                chosen = movers.pick(self.cluster, self._chance, hot, SLOTS_PER_S, answering)
+                self.moves.append(movers.order(self.cluster, *chosen))
+                return self.moves[-1]
+        return None
 
 
 @pytest.mark.timeout(300)

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from e2e.bad_api import GARBAGE, GOOD, HANG, BadApi
 from e2e.frame.kube import Kube, Object, wait_for
 
 NAMESPACE = "op-edge-e2e"
@@ -159,7 +161,7 @@ def whole(kube: Kube, name: str = "demo") -> None:
             return True
         return False
 
-    wait_for("the migration Job is made", migrated, 30, seen=lambda: sorted(objects(kube, name)))
+    wait_for("the migration Job is made", migrated, LEASE_S + 30, seen=lambda: sorted(objects(kube, name)))
     wanted = [("StatefulSet", f"{name}-s0"), ("StatefulSet", f"{name}-edge"), ("Deployment", f"{name}-msg")]
     wait_for("all children are made", lambda: objects(kube, name).keys() >= set(wanted), 30,
              seen=lambda: sorted(objects(kube, name)))  # fmt: skip
@@ -331,3 +333,86 @@ def test_o09_a_scaled_pool_stays_scaled_and_its_replicas_are_not_ours(kube: Kube
     for entry in pool["metadata"]["managedFields"]:
         if entry["manager"].startswith("plato-operator"):
             assert "f:replicas" not in entry["fieldsV1"].get("f:spec", {}), entry["manager"]
+
+
+@pytest.mark.parametrize("how", ["410", "403", "404", "500", GARBAGE, HANG])
+def test_o21_watches_that_are_answered_badly_do_not_hide_a_change(
+    kube: Kube, start: Start, kubeconfig: Path, tmp_path: Path, how: str
+) -> None:
+    """It lists on its own, or ends and is started again, as a kubelet would do; a change made meanwhile acts in time."""
+    with BadApi(kubeconfig, tmp_path) as api:
+        operator = start(api.kubeconfig)
+        kube.apply(cluster())
+        whole(kube)
+        api.answer(how)
+        kube.patch("platocluster", "demo", {"spec": {"ipconfig": {"replicas": 3}}})
+
+        def acted() -> bool:
+            nonlocal operator
+            if operator.process.poll() is not None:
+                assert operator.process.returncode == 1
+                assert operator.lines("a watch ended, so this process ends")
+                operator = start(api.kubeconfig)
+            made = kube.get("Deployment", "demo-ipconfig")
+            return made is not None and made["spec"]["replicas"] == 3
+
+        wait_for("the change acts", acted, 45)
+        asked = api.watched
+        api.answer(GOOD)
+
+        def watches() -> bool:
+            nonlocal operator
+            if operator.process.poll() is not None:
+                operator = start(api.kubeconfig)
+            return operator.ready() and api.watched > asked
+
+        wait_for("it watches again", watches, 100)
+        operator.end()  # while it can still give back its Lease
+
+
+def test_o22_a_right_that_is_missing_is_named_in_the_condition(kube: Kube, start: Start, tmp_path: Path) -> None:
+    """The chart's role without one verb: the condition names verb and resource, the probes say it, and given back it
+    goes on."""
+    role = yaml.safe_load((ROOT / "charts" / "plato" / "files" / "role.yaml").read_text())
+    lease = {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "verbs": ["get", "create", "update", "patch"],
+    }
+    without = [
+        {**rule, "verbs": [v for v in rule["verbs"] if v != "list"]}
+        if "poddisruptionbudgets" in rule["resources"]
+        else rule
+        for rule in role
+    ]
+    config = _limited(kube, tmp_path, [*without, lease])
+    operator = start(config)
+    kube.apply(cluster())
+    words = stalled(kube, "demo", "Forbidden")
+    assert "list" in words
+    assert "poddisruptionbudgets" in words
+    assert kube.condition("PlatoCluster", "demo", "Ready")["status"] == "Unknown"
+    _limited(kube, tmp_path, [*role, lease])
+    whole(kube)
+    assert operator.process.poll() is None
+    assert kube.condition("PlatoCluster", "demo", "Stalled")["status"] == "False"
+
+
+def _limited(kube: Kube, folder: Path, rules: list[Any]) -> Path:
+    """A kubeconfig of a ServiceAccount with these rights in our namespace."""
+    api = "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", "name": "limited", "namespace": NAMESPACE}
+    kube.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "limited"}},
+        {"apiVersion": f"{api}/v1", "kind": "Role", "metadata": {"name": "limited"}, "rules": rules},
+        {
+            "apiVersion": f"{api}/v1", "kind": "RoleBinding", "metadata": {"name": "limited"}, "subjects": [subject],
+            "roleRef": {"apiGroup": api, "kind": "Role", "name": "limited"},
+        },
+    )  # fmt: skip
+    made = yaml.safe_load(kube.kubeconfig.read_text())
+    token = kube.done("create", "token", "limited", "--duration=1h").strip()
+    made["users"] = [{"name": each["name"], "user": {"token": token}} for each in made["users"]]
+    path = folder / "limited.kubeconfig"
+    path.write_text(yaml.safe_dump(made))
+    return path

@@ -37,7 +37,7 @@ def test_after_an_order_to_move_three_seconds_are_enough_though_it_proves_itself
     assert sightings.may_acquire(1, 2, view(OTHER, proof=3), 3)
 
 
-def test_each_order_to_move_has_its_own_three_seconds() -> None:
+def test_r5_each_order_to_move_has_its_own_three_seconds() -> None:
     sightings = Sightings("s0", stale=10, ordered=3)
     assert not sightings.may_acquire(1, 2, view(OTHER, proof=1), 0)
     assert sightings.ordered() == [1]

@@ -243,7 +243,7 @@ def servers(space: Space) -> dict[str, str]:
         space.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": service})
     for name in ("postgres", "valkey"):
         space.ready(name)
-    space.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"k1": KEY}})
+    space.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"k1.pem": KEY}})
     return {
         "PLATO_DATABASE__URI": f"postgresql://plato:{PASSWORD}@postgres:5432/plato",
         "PLATO_STORE__URL": f"redis://:{PASSWORD}@valkey:6379/0",

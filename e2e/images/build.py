@@ -142,6 +142,7 @@ class Store:
             raise TestbedError("the images are built as root, as the testbed runs: use sudo")
         began = time.monotonic()
         print(f"{recipe.service}: building …", flush=True)
+        self._buildah("rm", "--all")  # what a killed build left
         runs, builds = self._bases()
         with tempfile.TemporaryDirectory(dir=self.cache, prefix="context-") as temporary:
             context = Path(temporary, "context")

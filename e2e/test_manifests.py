@@ -6,6 +6,7 @@ Needs PLATO_E2E_KUBECONFIG. No operator runs: this test applies as it would.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -15,9 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.aio import config
+from kubernetes.aio.client import Configuration
 from manifest_inputs import FULL, FULL_POOL, PLAIN, cluster, orders, snapshot
 from plato_operator.core.orders import Apply
 from plato_operator.core.snapshot import Snapshot
+from plato_operator.creation import refused_pods
+from plato_operator.kube import Kube
 from plato_operator.manifests import CREATED_ONCE, FIELD_MANAGER, INITIAL_FIELD_MANAGER, initial, render
 
 CRDS = Path(__file__).resolve().parent.parent / "crds"
@@ -50,14 +55,14 @@ RESTRICTED = {
 }
 
 
-def kubectl(*args: str, given: object = None) -> str:
-    """Output of a call that must succeed without a warning."""
+def kubectl(*args: str, given: object = None, warns: bool = False) -> str:
+    """Output of a call that must succeed, without a warning unless it `warns`."""
     text = json.dumps(given) if given is not None else None
     result = subprocess.run(
         ["kubectl", "--kubeconfig", KUBECONFIG, *args], input=text, capture_output=True, text=True, timeout=60, check=False
     )  # fmt: skip
     assert result.returncode == 0, f"{' '.join(args)}: {result.stderr}"
-    assert "Warning" not in result.stderr, result.stderr
+    assert warns or "Warning" not in result.stderr, result.stderr
     return result.stdout
 
 
@@ -193,3 +198,42 @@ def test_a_role_lets_pods_read_one_config_map(world: Snapshot) -> None:
         assert "yes" in kubectl(
             "auth", "can-i", verb, "configmaps/demo-topology", account, "-n", world.cluster.namespace
         )
+
+
+async def test_a_namespace_that_refuses_pods_is_quoted(world: Snapshot) -> None:
+    """A pool on the host's network where only restricted pods may be, and a quota of no pods where all may."""
+    namespace = world.cluster.namespace
+    send(next(o for o in orders(world) if o.kind == "ServiceAccount"), world)
+    order = next(o for o in orders(world) if o.kind == "StatefulSet" and o.role == "gateway")
+    made = render(order, world)
+    made["metadata"] = {"name": "refused", "namespace": namespace}
+    made["spec"]["replicas"] = 1
+    made["spec"]["selector"] = {"matchLabels": {"refused": "yes"}}
+    made["spec"]["template"]["metadata"] = {"labels": {"refused": "yes"}}
+    restricted = world.pools["demo-edge"].spec.network == "Pod"
+    if restricted:
+        made["spec"]["template"]["spec"] |= {"hostNetwork": True}
+        made["spec"]["template"]["spec"]["containers"][0]["ports"] = []
+    else:
+        spec = {"hard": {"pods": "0"}}
+        quota = {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "none", "namespace": namespace},
+            "spec": spec,
+        }
+        kubectl("create", "-f", "-", given=quota)
+    sts = json.loads(kubectl("create", "-o", "json", "-f", "-", given=made, warns=restricted))
+    found_at = Configuration()
+    await config.load_kube_config(KUBECONFIG, client_configuration=found_at)  # type: ignore[no-untyped-call]  # as generated
+    kube = Kube(found_at)
+    try:
+        end = time.monotonic() + 60
+        while not (found := await refused_pods(kube, namespace, {("StatefulSet", "refused"): sts})):
+            assert time.monotonic() < end, "nothing is said"
+            await asyncio.sleep(0.5)
+    finally:
+        await kube.close()
+    reason, message = found["StatefulSet", "refused"]
+    assert reason == ("Forbidden" if restricted else "QuotaExceeded")
+    assert ("violates PodSecurity" if restricted else "exceeded quota: none") in message

@@ -69,7 +69,8 @@ def _last_failure(events: Iterable[Mapping[str, Any]], pods: Iterable[str]) -> s
     """What the newest event of one of the pods says, if it is a failure."""
     ours = sorted((e for e in events if e.get("reason") in _BOTH), key=_when)
     for pod in pods:
-        said = [e for e in ours if f"create Pod {pod} in" in str(e.get("message", ""))]
+        # "create Pod NAME in", with a capital in newer versions of Kubernetes.
+        said = [e for e in ours if f"reate Pod {pod} in" in str(e.get("message", ""))]
         if said and said[-1]["reason"] == _FAILED:
             return str(said[-1]["message"]).partition("error: ")[2] or str(said[-1]["message"])
     return ""

@@ -30,7 +30,7 @@ class Api:
 
 
 def event(pod: str, error: str, at: str) -> dict[str, Any]:
-    said = f"create Pod {pod} in StatefulSet demo-edge " + (f"failed error: {error}" if error else "successful")
+    said = f"Create Pod {pod} in StatefulSet demo-edge " + (f"failed error: {error}" if error else "successful")
     return {"reason": "FailedCreate" if error else "SuccessfulCreate", "message": said, "lastTimestamp": at}
 
 

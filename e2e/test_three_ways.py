@@ -125,10 +125,17 @@ def test_by_kubectl(plato: Kube, tmp_path: Path) -> None:
     assert "platocluster.plato.im/demo condition met" in said
     exchange(plato, tmp_path, "by kubectl")
     before = (plato.get("PlatoCluster", "demo") or {})["metadata"]["generation"]
-    for manifest in ("deploy/plato.yaml", "deploy/samples/cluster.yaml"):
-        diff = plato.run(
-            "diff", "--server-side", "--force-conflicts", "--field-manager=plato-e2e", "-f", str(ROOT / manifest)
+    for manifest, where in (("deploy/plato.yaml", ()), ("deploy/samples/cluster.yaml", ("-n", "plato"))):
+        words = (
+            *where,
+            "diff",
+            "--server-side",
+            "--force-conflicts",
+            "--field-manager=plato-e2e",
+            "-f",
+            str(ROOT / manifest),
         )
+        diff = plato.call([plato.program("kubectl"), *words])
         assert (diff.returncode, diff.stdout) == (0, ""), diff.stderr
     assert (plato.get("PlatoCluster", "demo") or {})["metadata"]["generation"] == before
     run(plato, "kubectl-uninstall")

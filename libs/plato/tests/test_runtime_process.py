@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from starlette.routing import Route
 _SERVICE = """
 import asyncio, sys
 from plato.runtime import logs
+from plato.runtime.settings import SettingsError
 from plato.runtime.process import StartError, run, until_stopped
 
 async def main(settings):
@@ -41,6 +43,15 @@ async def main(settings):
         raise StartError("state.port: cannot listen on 127.0.0.1:1; set another one")
     log.info("serving", conn_id=2**60, msg_id=7, trace_id=b"\\x01\\xff", user="ü")
     log.debug("not shown")
+    if what == "late":
+        async def refuse():
+            await asyncio.sleep(0.01)
+            raise SettingsError("database.uri: refuses us; correct it")
+        return await until_stopped([asyncio.create_task(work()), asyncio.create_task(refuse())])
+    if what == "limit":
+        import resource
+        print(*resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)
+        return 0
     return await until_stopped([asyncio.create_task(fail() if what == "fail" else work(), name="work")])
 
 sys.exit(run("service", main))
@@ -90,6 +101,24 @@ def test_logs_are_json_with_ids_as_text_and_traces_as_hex() -> None:
         "trace_id": "01ff",
         "user": "ü",
     }
+
+
+def test_what_a_part_finds_wrong_after_waiting_is_one_line_too() -> None:
+    code, log = end(start("late"))
+    assert code == 2
+    assert log[-1] == "service: database.uri: refuses us; correct it"
+    assert len(log) == 2
+
+
+def test_a_service_may_open_as_many_files_as_its_machine_lets_it() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+    try:
+        service = start("limit")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    out, _ = service.communicate(timeout=30)
+    assert out.split() == [str(hard), str(hard)]
 
 
 def test_logs_that_cannot_be_written_end_nothing() -> None:

@@ -200,6 +200,8 @@ def _dependencies(work: Work) -> tuple[bool | None, str, str]:
 
 def refusal(work: Work, kind: str = "PlatoCluster", name: str = "") -> tuple[str, str] | None:
     """(reason, message) of the first child that was refused, of a pool or a shard only its own; None: all were taken."""
+    if not work.snap.refusals:
+        return None
     owners = {(c.kind, c.name): (c.owner_kind, c.owner) for c in wanted(work)}
     for child, (reason, message) in sorted(work.snap.refusals.items()):
         if kind == "PlatoCluster" or (kind, name) in (child, owners.get(child)):

@@ -62,6 +62,8 @@ class Report:
     gateways: tuple[str, ...]
     """Hosts that clients were connected to."""
     seconds: float
+    """How long they talked."""
+    wanted_per_s: float
     messages: int
     late: int
     """Acknowledged later than ACK_WITHIN_S, or never."""
@@ -85,6 +87,11 @@ class Report:
     findings: tuple[checker.Finding, ...] = field(default=())
 
     @property
+    def per_s(self) -> float:
+        """Messages per second while they talked."""
+        return self.messages / max(self.seconds, 0.001)
+
+    @property
     def in_time(self) -> float:
         """Share of the messages that were acknowledged within ACK_WITHIN_S."""
         return 1 - self.late / self.messages if self.messages else 0.0
@@ -94,7 +101,7 @@ class Report:
         found = checker.summary(self.findings)
         lines = [
             f"live load: {self.clients} clients on {len(self.gateways)} gateways, {self.messages} messages in "
-            f"{self.seconds:.0f} s ({self.messages / max(self.seconds, 0.001):.1f}/s)",
+            f"{self.seconds:.0f} s ({self.per_s:.1f}/s)",
             f"  acknowledged: p50 {quantile(self.acks_s, 0.5) * 1000:.0f} ms, "
             f"p99 {quantile(self.acks_s, 0.99) * 1000:.0f} ms, max {self.acks_s[-1] if self.acks_s else 0:.1f} s; "
             f"within {ACK_WITHIN_S:.0f} s: {self.in_time:.2%}",
@@ -135,6 +142,7 @@ def make_report(
         clients=plan.users,
         gateways=tuple(sorted({_host(c.gateway) for c in records.connected})),
         seconds=talked_until - began,
+        wanted_per_s=plan.rate_per_s,
         messages=len(spoken),
         late=sum(_wait_s(s) > ACK_WITHIN_S for s in spoken),
         refused=sum(s.refused for s in spoken),

@@ -235,14 +235,14 @@ def stop_msg(stage: Stage) -> None:
         try:
 
             def noticed() -> bool:
-                for pid in _msg_pids():  # kubelet may have begun another one
+                for pid in _msg_pids(platform):  # kubelet may have begun another one
                     os.kill(pid, signal.SIGSTOP)
                 return platform.kube.condition("PlatoCluster", platform.name, "Ready").get("status") == "False"
 
             wait_for("Ready is False without msg", noticed, NOT_READY_S, seen=platform.state)
             print(f"  Ready was False {time.monotonic() - began:.0f} s after msg stood still", flush=True)
         finally:
-            for pid in _msg_pids():
+            for pid in _msg_pids(platform):
                 os.kill(pid, signal.SIGCONT)
 
 
@@ -284,11 +284,13 @@ def _node_ready(platform: Platform, name: str) -> bool:
     return node is not None and pod_ready(node)
 
 
-def _msg_pids() -> list[int]:
-    """Processes of msg in the testbed's containers."""
+def _msg_pids(platform: Platform) -> list[int]:
+    """Processes of our msg pods, by the pod's uid in the name of their cgroup."""
+    ours = [str(pod["metadata"]["uid"]) for pod in platform.pods("msg")]
     found = []
     for pid in container_pids():
         with contextlib.suppress(OSError):
-            if b"plato_msg" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            groups = Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii")
+            if any(uid in groups for uid in ours) and b"plato_msg" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found

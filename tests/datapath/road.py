@@ -219,9 +219,16 @@ class Road:
     """Everything, put together by `open_road`."""
 
     def __init__(
-        self, gateway: Gateway, state: StateShard, bus: FakeBus, messages: Messages, tokens: FakeTokens
+        self,
+        gateway: Gateway,
+        state: StateShard,
+        bus: FakeBus,
+        messages: Messages,
+        tokens: FakeTokens,
+        topology: FakeTopology,
     ) -> None:
         self.gateway, self.state, self.bus, self.messages, self.tokens = gateway, state, bus, messages, tokens
+        self.topology = topology
         self.peers: list[Peer] = []
 
     async def until(self, condition: Callable[[], Any], deadline_s: float = 5.0) -> Any:
@@ -271,7 +278,7 @@ async def open_road() -> AsyncIterator[Road]:
     port = state.bind(0)
     main = asyncio.create_task(state.main())
     gateway = Gateway()
-    road = Road(gateway, state, bus, messages, tokens)
+    road = Road(gateway, state, bus, messages, tokens, topology)
     hello = state_pb2.LinkHello(gateway="edge-0", uid="g", worker_id=GATEWAY, workers=1, link_boot=1)
 
     def changed(stream: ShardStream) -> None:

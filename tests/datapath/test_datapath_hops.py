@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from plato.core.codes import Code
 from plato.core.conversations import dialogue_id, partition_of
 from plato.core.frames import pack, split
+from plato.topology.record import Gateway
 from plato.wire.v1 import client_pb2 as wire
 from plato.wire.v1.bus_pb2 import Record
 
-from tests.datapath.road import PARTITIONS, SHARD, Peer, Road, open_road
+from tests.datapath.road import GATEWAY, PARTITIONS, SHARD, Peer, Road, open_road
 
 CONVERSATION = dialogue_id("alice", "bob")
 KEY = b"sixteen bytes it"
@@ -126,3 +128,31 @@ async def test_all_six_hops_carry_a_dialogue(road: Road) -> None:
     assert [(p.Content, p.seq, p.prev_seq) for p in pushes[:3]] == [(b"1", 1, 0), (b"2", 2, 1), (b"3", 3, 2)]
     receipts = await road.until(lambda: len(f := alice.find(wire.RECEIPT, wire.ReceiptMsg)) >= 3 and f)
     assert [(r.client_id, r.seq, r.code) for r in receipts[:3]] == [(1, 1, 0), (2, 2, 0), (3, 3, 0)]
+
+
+async def test_a_draining_gateway_names_its_connections_and_state_tells_each_where_to_go(road: Road) -> None:
+    def gateway(worker_id: int, state: str = "serving", zone: str = "") -> Gateway:
+        ip = f"10.0.0.{worker_id}"
+        return Gateway(f"uid-{worker_id}", worker_id, 1, (SHARD,), ip, 8900, 8901, f"{ip}:8909", state, zone)
+
+    there = {"edge-1": gateway(1, zone="b"), "edge-2": gateway(2, zone="a"), "edge-3": gateway(3, "draining", "a")}
+    record = road.topology.current()
+    gateways = {"edge-0": gateway(GATEWAY, "draining", "a"), **there}
+    road.topology.set(replace(record, epoch=record.epoch + 1, gateways=gateways))
+    alice = await road.enter("alice", 1)
+    stranger = road.gateway.connect()
+    road.peers.append(stranger)
+    assert road.gateway.stream is not None
+    await road.until(lambda: stranger.conn_id in road.state.shard.connections)
+    assert road.gateway.stream.redirect([alice.conn_id, stranger.conn_id])
+    (redirect,) = await road.until(lambda: alice.find(wire.REDIRECT, wire.RedirectMsg))
+    assert [(g.name, g.ip, g.port, g.ws_port, g.zone) for g in redirect.gateways] == [
+        ("edge-2", "10.0.0.2", 8900, 8901, "a"),
+        ("edge-1", "10.0.0.1", 8900, 8901, "b"),
+    ], "its own zone first, and none that drains"
+    (error,) = await road.until(lambda: stranger.find(wire.ERROR, wire.ErrorMsg))
+    assert error.code == Code.GATEWAY_CLOSING
+    await road.until(lambda: stranger.conn_id not in road.gateway.sockets.fd_of)
+    alice.send(wire.UP, up())
+    await road.until(lambda: alice.find(wire.ACK, wire.ACKMsg, Type=wire.UP, Code=Code.OK))
+    assert alice.conn_id in road.gateway.sockets.fd_of, "it stays until its client has gone over"

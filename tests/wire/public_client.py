@@ -82,6 +82,14 @@ def push_ack(conn_id: int) -> bytes:
     return frame(ACK, message("ACKMsg", Type=UP, ConnID=conn_id))
 
 
+def redirect() -> bytes:
+    """What newer clients of a draining gateway are sent: a type and a payload that this field list does not know."""
+    gateway = b"\x0a\x06edge-1\x12\x0b203.0.113.7\x18\xce\x45\x20\xcf\x45"
+    inner = b"\x0a" + bytes([len(gateway)]) + gateway
+    payload: bytes = b"\x08\x0d\x12" + bytes([len(inner)]) + inner
+    return len(payload).to_bytes(4, "big") + payload
+
+
 def vectors() -> dict[str, str]:
     """Name → hex, made anew."""
     return {
@@ -93,6 +101,7 @@ def vectors() -> dict[str, str]:
         "up_without_conn_id": up(0, 0).hex(),
         "push_ack": push_ack(CONN_ID).hex(),
         "push_ack_without_conn_id": push_ack(0).hex(),
+        "redirect_to_be_ignored": redirect().hex(),
     }
 
 

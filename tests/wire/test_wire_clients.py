@@ -53,6 +53,15 @@ def test_our_own_stubs_read_the_vectors() -> None:
     assert (ack.Type, ack.ConnID) == (pb.UP, public.CONN_ID)
 
 
+def test_a_client_of_before_redirect_skips_it_and_ours_reads_it() -> None:
+    data = public.frozen()["redirect_to_be_ignored"]
+    assert public.read("MsgCmd", data[4:]).Type not in range(6), "no type that an older client acts on"
+    cmd = pb.MsgCmd.FromString(data[4:])
+    (gateway,) = pb.RedirectMsg.FromString(cmd.Payload).gateways
+    assert (cmd.Type, gateway.name, gateway.ip) == (pb.REDIRECT, "edge-1", "203.0.113.7")
+    assert (gateway.port, gateway.ws_port) == (8910, 8911)
+
+
 class Guest:
     """A socket on which the public client's bytes are sent, and what comes is read as that client reads it."""
 

@@ -58,8 +58,8 @@ class BadApi:
             self._loop.call_soon_threadsafe(event.set)
 
     def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
 
     async def _serve(self) -> None:
         found = Configuration()

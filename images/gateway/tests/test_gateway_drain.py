@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -28,7 +30,8 @@ def run(drain: Drain, from_ms: int, to_ms: int, step_ms: int = STEP_MS) -> list[
 
 
 def busiest_second(named: list[tuple[int, int]]) -> int:
-    return max((sum(at <= t < at + 1_000 for t, _ in named) for at, _ in named), default=0)
+    times = [t for t, _ in named]
+    return max((bisect_left(times, at + 1_000) - n for n, at in enumerate(times)), default=0)
 
 
 def test_o25_ten_thousand_at_two_hundred_a_second_are_named_once_in_fifty_seconds() -> None:
@@ -42,7 +45,7 @@ def test_o25_ten_thousand_at_two_hundred_a_second_are_named_once_in_fifty_second
     assert sorted(c for _, c in named) == list(range(1, 10_001))
     assert busiest_second(named) <= 220
     assert 49_000 <= named[-1][0] <= 51_000
-    assert max(sum(t == at for t, _ in named) for at, _ in named) <= 20, "a few at a time, not a second's at once"
+    assert max(Counter(t for t, _ in named).values()) <= 20, "a few at a time, not a second's at once"
 
 
 @settings(max_examples=30, deadline=None)

@@ -12,6 +12,8 @@ import sys
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +158,13 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 async def pod(make_settings: Callable[..., Settings], tmp_path: Path) -> AsyncIterator[RunningPod]:
-    settings = make_settings(workers=WORKERS)
+    async with running(make_settings(workers=WORKERS), tmp_path) as found:
+        yield found
+
+
+@asynccontextmanager
+async def running(settings: Settings, tmp_path: Path, *, others: int = 0) -> AsyncIterator[RunningPod]:
+    """A pod and its shard. others: gateways that the record names besides."""
     shard = Echo()
     server = grpc.aio.server()
     state_pb2_grpc.add_StateServicer_to_server(shard, server)
@@ -164,7 +172,8 @@ async def pod(make_settings: Callable[..., Settings], tmp_path: Path) -> AsyncIt
     await server.start()
     g = settings.gateway
     own = Gateway("uid-0", 3, WORKERS, ("s0",), "127.0.0.1", g.tcp_port, g.ws_port, f"127.0.0.1:{g.admin_port}")
-    topology = Topology("c", 1, even_ranges(["s0"], 1), {"s0": Shard(f"127.0.0.1:{port}", "u")}, {"edge-0": own})
+    gateways = {f"edge-{n}": replace(own, uid=f"uid-{n}", worker_id=3 + n) for n in range(1 + others)}
+    topology = Topology("c", 1, even_ranges(["s0"], 1), {"s0": Shard(f"127.0.0.1:{port}", "u")}, gateways)
     write(settings.topology.path, topology)
     file = tmp_path / "plato.yaml"
     file.write_text(dump(settings))
@@ -336,3 +345,59 @@ def test_free_ports_and_a_writable_folder_pass(make_settings: Callable[..., Sett
     settings = make_settings()
     preflight.check(settings.gateway)
     assert list(settings.gateway.run_dir.iterdir()) == []
+
+
+async def refused(pod: RunningPod) -> bool:
+    """Whether a newcomer is told that this gateway closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", pod.settings.gateway.tcp_port)
+    try:
+        return await echo(reader, writer, b"new") == canned.GATEWAY_CLOSING
+    finally:
+        writer.close()
+
+
+async def test_a_sigterm_that_drains_keeps_who_is_here_and_a_second_one_ends_at_once(
+    make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    settings = make_settings(workers=WORKERS, drain_on_term=True, drain_settle_s=0)
+    async with running(settings, tmp_path, others=1) as pod:
+        reader, writer = await pod.connect()
+        pod.process.send_signal(signal.SIGTERM)
+        end_s = time.monotonic() + DEADLINE_S
+        while not await refused(pod):
+            assert time.monotonic() < end_s, "newcomers are let in"
+        os.kill(pod.pids["link"], signal.SIGKILL)  # the next one knows, too
+        assert await echo(reader, writer, b"still here") == b"still here+"
+        assert await refused(pod)
+        assert pod.process.poll() is None
+        pod.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(pod.process.wait, DEADLINE_S) == 0
+        assert await reader.read() == pack(canned.GATEWAY_CLOSING)
+        writer.close()
+
+
+async def test_a_sigterm_that_drains_ends_by_itself_when_nobody_is_left(
+    make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    settings = make_settings(workers=WORKERS, drain_on_term=True)
+    async with running(settings, tmp_path, others=1) as pod:
+        _, writer = await pod.connect()
+        pod.process.send_signal(signal.SIGTERM)
+        end_s = time.monotonic() + DEADLINE_S
+        while not await refused(pod):
+            assert time.monotonic() < end_s, "newcomers are let in"
+        assert pod.process.poll() is None
+        writer.close()
+        assert await asyncio.to_thread(pod.process.wait, DEADLINE_S) == 0
+
+
+async def test_a_sigterm_with_nowhere_to_go_ends_at_once(
+    make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    settings = make_settings(workers=WORKERS, drain_on_term=True)
+    async with running(settings, tmp_path) as pod:
+        reader, writer = await pod.connect()
+        pod.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(pod.process.wait, DEADLINE_S) == 0
+        assert await reader.read() == pack(canned.GATEWAY_CLOSING)
+        writer.close()

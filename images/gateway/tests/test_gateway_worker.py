@@ -24,6 +24,7 @@ from plato.core.ids import slot_of, worker_id_of
 from plato.runtime.settings import Settings, dump
 from plato.wire.v1 import canned
 from plato_gateway.core import lanes
+from plato_gateway.core.drain import Mode
 from plato_gateway.uplink import SHARE
 
 DEADLINE_S = 15.0
@@ -524,6 +525,39 @@ def test_sigterm_tells_everybody_that_the_gateway_closes(start: Start) -> None:
         assert read_frame(sock) == b""
         w.link.until(lambda: w.link.closes_of(conn_id) == [Code.GATEWAY_CLOSING])
     assert w.process.wait(DEADLINE_S) == 0
+
+
+def test_a_drain_refuses_newcomers_in_words_names_who_is_here_and_cuts_when_told(start: Start) -> None:
+    def held(mode: Mode) -> lanes.Held:
+        w.link.send(lanes.pack_drain(mode))
+        w.link.until(lambda: any(isinstance(m, lanes.Held) and m.mode == mode for m in w.link._got))
+        found = [m for m in w.link._got if isinstance(m, lanes.Held) and m.mode == mode]
+        w.link._got.clear()
+        return found[-1]
+
+    w = start()
+    with w.connect() as here:
+        conn_id = w.link.conn_id_of(here)
+        assert list(held(Mode.REFUSE).conn_ids) == [conn_id]
+        with w.connect() as refused:
+            assert read_frame(refused) == canned.GATEWAY_CLOSING
+        with w.connect(w.settings.gateway.ws_port) as refused:
+            refused.sendall(b"GET /ws HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n" + WS_KEY)
+            assert refused.recv(4096).startswith(b"HTTP/1.1 503 ")
+        here.sendall(pack(b"still here"))
+        w.link.until(lambda: w.link.data_of(conn_id) == [b"still here"])
+        held(Mode.SERVE)
+        with w.connect() as late:
+            late_id = w.link.conn_id_of(late)
+            cut = held(Mode.CUT)
+            assert (cut.cut, list(cut.conn_ids)) == (2, [])
+            for sock, number in ((here, conn_id), (late, late_id)):
+                assert read_frame(sock) == canned.GATEWAY_CLOSING
+                assert read_frame(sock) == b""
+                w.link.until(lambda number=number: w.link.closes_of(number) == [Code.GATEWAY_CLOSING])  # type: ignore[misc]
+        assert held(Mode.CUT).cut == 2
+        held(Mode.SERVE)
+        assert held(Mode.REFUSE).cut == 0, "of another drain"
 
 
 # ── the lane ─────────────────────────────────────────────────────────────────────────────────────────────────

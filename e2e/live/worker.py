@@ -134,6 +134,7 @@ class Worker:
         self._following: set[asyncio.Task[None]] = set()
         self._background: list[asyncio.Task[None]] = []
         self._talking: asyncio.Task[None] | None = None
+        self._hushed = False
 
     def note(self, event: str, **fields: object) -> None:
         """One line of the history."""
@@ -170,7 +171,7 @@ class Worker:
         numbers = plan.share(self._number)
         pause_s = plan.workers / plan.rate_per_s
         due = time.monotonic() + chance.random() * pause_s
-        while True:
+        while not self._hushed:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             due += pause_s
             at = chance.randrange(len(numbers))
@@ -222,9 +223,9 @@ class Worker:
             self._records.flush()
 
     async def _hush(self) -> dict[str, Any]:
+        self._hushed = True  # not cancelled: what is being handed over is to be followed, too
         if self._talking is not None:
-            self._talking.cancel()
-            await asyncio.gather(self._talking, return_exceptions=True)
+            await self._talking
         with contextlib.suppress(TimeoutError):
             await until(lambda: not self._following, SETTLE_S)
         self._records.flush()

@@ -372,7 +372,7 @@ async def test_a_sigterm_that_drains_keeps_who_is_here_and_a_second_one_ends_at_
         assert pod.process.poll() is None
         pod.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(pod.process.wait, DEADLINE_S) == 0
-        assert await reader.read() == pack(canned.GATEWAY_CLOSING)
+        assert (await reader.read()).endswith(pack(canned.GATEWAY_CLOSING))  # after answers to what was repeated
         writer.close()
 
 
@@ -399,5 +399,5 @@ async def test_a_sigterm_with_nowhere_to_go_ends_at_once(
         reader, writer = await pod.connect()
         pod.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(pod.process.wait, DEADLINE_S) == 0
-        assert await reader.read() == pack(canned.GATEWAY_CLOSING)
+        assert (await reader.read()).endswith(pack(canned.GATEWAY_CLOSING))  # after answers to what was repeated
         writer.close()

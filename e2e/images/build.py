@@ -135,7 +135,7 @@ class Store:
             "--storage-driver",
             "overlay",
         ]
-        return run(["nice", "-n", "10", "buildah", *places, *words], quiet=quiet)
+        return run(["buildah", *places, *words], quiet=quiet)
 
     def _build(self, recipe: Recipe, name: str, files: dict[str, bytes]) -> None:
         if os.geteuid() != 0:

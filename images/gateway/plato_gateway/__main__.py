@@ -5,6 +5,8 @@ Roles import what they need only: a worker loads neither gRPC nor protobuf.
 
 from __future__ import annotations
 
+import plato.runtime.early  # isort: skip  # noqa: F401  # first, and for what its import does
+
 import argparse
 import asyncio
 import os

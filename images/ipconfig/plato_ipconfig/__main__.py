@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import plato.runtime.early  # isort: skip  # noqa: F401  # first, and for what its import does
+
 import asyncio
 import sys
 import time

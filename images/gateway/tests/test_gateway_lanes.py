@@ -19,7 +19,7 @@ ENTRIES = st.lists(st.tuples(st.integers(1, 6), U64, st.binary(max_size=40)), ma
 @st.composite
 def packed(draw: st.DrawFn) -> tuple[lanes.Message, bytes]:
     """A message and its encoding."""
-    which = draw(st.integers(0, 8))
+    which = draw(st.integers(0, 10))
     if which == 0:
         hello = lanes.Hello(draw(st.integers(0, 15)), draw(U64), draw(U32), draw(U32), draw(U64))
         return hello, lanes.pack_hello(hello)
@@ -52,6 +52,12 @@ def packed(draw: st.DrawFn) -> tuple[lanes.Message, bytes]:
     if which == 7:
         credit = lanes.Credit(draw(GROUP), draw(U64))
         return credit, lanes.pack_credit(credit.group, credit.credit_bytes)
+    if which == 8:
+        drain = lanes.Drain(draw(st.integers(0, 2)))
+        return drain, lanes.pack_drain(drain.mode)
+    if which == 9:
+        held = lanes.Held(draw(st.integers(0, 2)), draw(U32), array("Q", draw(st.lists(U64, max_size=9))))
+        return held, lanes.pack_held(held.mode, held.cut, held.conn_ids)
     payloads = draw(st.lists(st.binary(max_size=30), min_size=1, max_size=5))
     rows = draw(
         st.lists(

@@ -142,7 +142,9 @@ class Store:
             raise TestbedError("the images are built as root, as the testbed runs: use sudo")
         began = time.monotonic()
         print(f"{recipe.service}: building …", flush=True)
-        self._buildah("rm", "--all")  # what a killed build left
+        self._buildah("rm", "--all")  # what a killed build left, and its context
+        for left in self.cache.glob("context-*"):
+            shutil.rmtree(left)
         runs, builds = self._bases()
         with tempfile.TemporaryDirectory(dir=self.cache, prefix="context-") as temporary:
             context = Path(temporary, "context")

@@ -26,8 +26,7 @@ _KUBES = pytest.StashKey[list[Kube]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Our marker, and the list of namespaces in use."""
-    config.addinivalue_line("markers", "nodes: does things to nodes, so it needs the testbed")
+    """The list of namespaces in use."""
     config.stash[_KUBES] = []
 
 

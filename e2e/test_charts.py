@@ -157,6 +157,7 @@ def test_installed_it_works_and_its_rights_are_those_of_its_namespace(kube: Kube
     assert not may("list", "nodes")
 
 
+@pytest.mark.apiserver
 def test_o11_applied_again_nothing_changes(kube: Kube, release: str, values: Path) -> None:
     """A second upgrade with the same values keeps every object and the drawn passwords; the manifest has an empty diff."""
     before, passwords = definitions(kube), secrets(kube)
@@ -203,6 +204,7 @@ def test_helm_test_sends_a_message_through_a_cluster_of_its_own(kube: Kube, rele
     assert kube.run("get", "platoclusters,gatewaypools,stateshards", "-o", "name").stdout == ""
 
 
+@pytest.mark.apiserver
 def test_o12_uninstall_is_refused_while_a_cluster_is_left_and_keeps_definitions(
     kube: Kube, release: str, values: Path
 ) -> None:
@@ -278,6 +280,7 @@ def drop_definitions(kube: Kube) -> Iterator[list[str]]:
         kube.run("delete", "crd", *copies(tag), "--ignore-not-found", "--timeout=60s")
 
 
+@pytest.mark.apiserver
 def test_o18_a_field_of_the_newer_chart_is_kept_after_an_upgrade(
     kube: Kube, tmp_path: Path, drop_definitions: list[str]
 ) -> None:
@@ -315,6 +318,7 @@ def _migration() -> list[str]:
     return found
 
 
+@pytest.mark.apiserver
 def test_o24_the_migration_guide_leads_from_one_version_to_the_next(
     kube: Kube, tmp_path: Path, drop_definitions: list[str]
 ) -> None:

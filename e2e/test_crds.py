@@ -183,6 +183,7 @@ def test_a_wrong_pool_is_refused(namespace: str, path: str, value: object, word:
     refused(namespace, resource("GatewayPool", merged({"clusterRef": {"name": "demo"}}, path, value)), word)
 
 
+@pytest.mark.apiserver
 def test_o19_what_cannot_change_says_so(namespace: str) -> None:
     """Each immutable field, with a message a person acts upon; others change."""
     done("-n", namespace, "apply", "-f", "-", given=resource("PlatoCluster", CLUSTER, "fixed"))
@@ -209,6 +210,7 @@ def test_o19_what_cannot_change_says_so(namespace: str) -> None:
     refused(namespace, resource("StateShard", merged(shard, "weight", 101), "fixed-s0"), "spec.weight")
 
 
+@pytest.mark.apiserver
 def test_o09_scaling_a_pool_survives_another_apply(namespace: str) -> None:
     """A manifest without replicas leaves them to /scale, which also tells the selector."""
     pool = resource("GatewayPool", {"clusterRef": {"name": "demo"}}, "scaled")

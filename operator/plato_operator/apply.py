@@ -80,11 +80,6 @@ class Hands:
                 await self._do("Deployment", order.name, call)
             elif isinstance(order, Remove):
                 tried = True
-                await self._do(
-                    order.kind, order.name, self._kube.delete(order.kind, self._namespace, order.name, uid=order.uid)
-                )
-            elif isinstance(order, Remove):
-                tried = True
                 _log.info("removes", cluster=self._cluster, kind=order.kind, name=order.name)
                 call = self._kube.delete(order.kind, self._namespace, order.name, uid=order.uid)
                 await self._do(order.kind, order.name, call)

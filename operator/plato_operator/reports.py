@@ -2,7 +2,8 @@
 
 Parties to a drain or a move, and who does not serve yet, are asked at each pass, the others every QUIET_S. Each pod is asked
 by a task of its own; a pass waits for them GRACE_S at most, so one that hangs delays nobody. No answer, or one of another
-uid (a reused host port), is unknown: the older one is dropped. Bounded by one report and one request per pod.
+uid (a reused host port), is unknown: the older one is dropped, but for the number of connections, which may be told. Bounded
+by one report and one request per pod.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ class Access:
 
 @dataclass(slots=True)
 class _Seen:
-    """One target: when it was asked last, its newest report and when that came, the request under way."""
+    """One target: when it was asked last, its newest report and when that came, the connections in the last one that came,
+    the request under way."""
 
     target: Target
     asked_at: float = float("-inf")
     report: Report | None = None
     at: float = 0.0
+    connections: int | None = None
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     failing: str = ""
 
@@ -90,6 +93,10 @@ class Reports:
         now = self._clock()
         return {n: s.report for n, s in self._seen.items() if s.report is not None and now - s.at < STALE_S}
 
+    def last_connections(self) -> dict[str, int]:
+        """{uid: connections} of the last report of each process that was ever known, however old."""
+        return {s.target.uid: s.connections for s in self._seen.values() if s.connections is not None}
+
     def close(self) -> None:
         """Ends what is under way."""
         for name in list(self._seen):
@@ -106,7 +113,7 @@ class Reports:
             seen.report = parsed(raw)
             if seen.report.uid != seen.target.uid:
                 raise ValueError(f"answered by process {seen.report.uid or '?'}, not {seen.target.uid}")
-            seen.at, seen.failing = self._clock(), ""
+            seen.at, seen.failing, seen.connections = self._clock(), "", seen.report.connections
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError, TypeError) as e:
             seen.report = None
             metrics.REPORTS_FAILED.labels(*self._labels).inc()

@@ -176,6 +176,7 @@ def test_our_crds_are_new_enough_and_a_newer_one_is_no_harm() -> None:
         "GatewayPool.status.drains.deadlineAt", "StateShard.status.podUID",
     ],
 )  # fmt: skip
+@pytest.mark.planner
 def test_o18_an_older_crd_is_named_with_the_field_that_it_lacks(field: str) -> None:
     """At any depth, of spec and status."""
     assert field in crds.judged(document(field))
@@ -284,6 +285,7 @@ async def test_of_two_failures_the_forbidden_one_is_told() -> None:
             await observer.look({**CLUSTER, "spec": {}}, Memory(), {})
 
 
+@pytest.mark.planner
 def test_o21_health_fails_when_a_part_gave_no_sign_for_two_minutes() -> None:
     """With its trouble in words; a cluster's trouble does not make the operator unready, others are served."""
     now = 0.0

@@ -128,6 +128,22 @@ async def test_a_replaced_pod_is_asked_anew(process: Process, session: aiohttp.C
     assert await reports.refresh({}, (), ACCESS) == {}
 
 
+async def test_the_last_count_of_connections_outlives_its_report(
+    process: Process, session: aiohttp.ClientSession
+) -> None:
+    """Whoever falls silent had so many; a successor's uid knows nothing of them."""
+    clock = Clock()
+    reports = Reports(session, "ns", "demo", clock)
+    targets = {"g-0": Target("u1", process.at)}
+    await reports.refresh(targets, (), ACCESS)
+    process.body = "no report"
+    clock.now += STALE_S
+    assert await reports.refresh(targets, (), ACCESS) == {}
+    assert reports.last_connections() == {"u1": 3}
+    await reports.refresh({"g-0": Target("u2", process.at)}, (), ACCESS)
+    assert reports.last_connections() == {}
+
+
 def test_a_report_is_read_with_what_it_has() -> None:
     """Absent is unknown; lease is three-valued."""
     assert parsed({"uid": "u"}) == Report("u")

@@ -49,6 +49,7 @@ def templates(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "spec"), [("plain", PLAIN), ("full", FULL)])
+@pytest.mark.planner
 def test_o20_a_render_changes_only_with_its_hash(name: str, spec: dict[str, Any]) -> None:
     """An operator that renders otherwise under the same hash would leave running clusters as they are until something
     else changes, and then roll pods for no reason that their owner knows of."""
@@ -208,6 +209,7 @@ def changed(before: Snapshot, after: Snapshot) -> tuple[set[str], set[str]]:
     return inputs, rolls
 
 
+@pytest.mark.planner
 def test_o20_drain_settings_reach_the_pods_and_roll_none() -> None:
     before = snapshot(cluster(PLAIN))
     pool = before.pools["demo-edge"]

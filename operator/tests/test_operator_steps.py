@@ -78,6 +78,7 @@ def test_a_new_leader_claims_before_anything_else(world: World) -> None:
     )
 
 
+@pytest.mark.planner
 def test_o02_a_pending_tail_that_never_registered_goes_at_once(world: World) -> None:
     for node in list(world.api.nodes):
         world.api.nodes[node] = replace(world.api.nodes[node], unschedulable=True)
@@ -103,6 +104,7 @@ def test_scale_down_drains_the_tail_then_lowers(world: World) -> None:
     assert world.topology.resting[held].until_ms >= world.now_ms + 10_000
 
 
+@pytest.mark.planner
 def test_o03_a_silent_gateway_is_forced_after_the_deadline_and_the_status_says_why(world: World) -> None:
     world.silent.add(f"{POOL}-1")
     world.repool(replicas=1)
@@ -151,6 +153,7 @@ def test_rolling_goes_from_the_highest_ordinal_and_one_at_a_time(world: World) -
     assert seen == ["demo-s0-0", "demo-s1-0", f"{POOL}-1", f"{POOL}-0"]
 
 
+@pytest.mark.planner
 def test_o01_a_broken_revision_is_replaced_without_a_hand(world: World) -> None:
     world.respec(version="bad")
     old = world.api.children[("StatefulSet", "demo-s0")].template_hash
@@ -171,6 +174,7 @@ def test_o01_a_broken_revision_is_replaced_without_a_hand(world: World) -> None:
     assert "BrokenRevisionRepaired" in world.events
 
 
+@pytest.mark.planner
 def test_o01_a_broken_gateway_revision_holds_and_is_repaired(world: World) -> None:
     world.repool(version="bad")
     world.act()
@@ -200,6 +204,7 @@ def test_a_cordon_drains_and_an_uncordon_cancels(world: World) -> None:
     assert gateway(world, 0) == SERVING
 
 
+@pytest.mark.planner
 def test_o15_an_eviction_is_one_drain_recorded_at_once(world: World) -> None:
     world.delete_pod(f"{POOL}-0", grace_s=40)
     world.act()
@@ -234,6 +239,7 @@ def test_a_manual_drain_replaces_the_pod(world: World) -> None:
     world.settle()
 
 
+@pytest.mark.planner
 def test_o17_a_lost_node_keeps_its_ids_until_the_pod_is_gone(world: World) -> None:
     node = world.api.pods[f"{POOL}-0"].node
     assert world.topology is not None
@@ -397,6 +403,7 @@ def test_a_stale_cache_retires_nobody_and_turns_no_shard_back(world: World) -> N
     assert world.topology.gateways == pods
 
 
+@pytest.mark.planner
 def test_o04_no_id_returns_inside_its_rest_and_exhaustion_waits(world: World) -> None:
     assert world.topology is not None
     held = {g.worker_id for g in world.topology.gateways.values()} | {m.worker_id for m in world.topology.msgs.values()}
@@ -438,6 +445,7 @@ def test_a_single_gateway_is_still_rolled() -> None:
     assert world.api.pods[f"{POOL}-0"].uid != old
 
 
+@pytest.mark.planner
 def test_o20_a_drain_deadline_rolls_nothing(world: World) -> None:
     uids = {n: p.uid for n, p in world.api.pods.items()}
     world.repool(drain=replace(world.api.pools[POOL].spec.drain, deadline_seconds=20, pace_per_second=7))
@@ -445,6 +453,7 @@ def test_o20_a_drain_deadline_rolls_nothing(world: World) -> None:
     assert {n: p.uid for n, p in world.api.pods.items()} == uids
 
 
+@pytest.mark.planner
 def test_o16_more_replicas_than_nodes_says_so_and_still_rolls() -> None:
     world = World(nodes=2, replicas=3)
     until(world, lambda: f"{POOL}-2" in world.api.pods and world.api.pods[f"{POOL}-2"].unschedulable != "")

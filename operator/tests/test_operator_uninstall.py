@@ -21,6 +21,7 @@ def test_nothing_left_lets_it_go(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "no PlatoCluster is left" in capsys.readouterr().out
 
 
+@pytest.mark.planner
 def test_o12_each_cluster_left_is_named_with_its_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

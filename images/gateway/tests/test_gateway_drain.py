@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plato_gateway.core.drain import AGAIN_MAX_MS, AGAIN_MS, UNSENT_MS, Drain, Mode, Order
@@ -34,6 +35,7 @@ def busiest_second(named: list[tuple[int, int]]) -> int:
     return max((bisect_left(times, at + 1_000) - n for n, at in enumerate(times)), default=0)
 
 
+@pytest.mark.planner
 def test_o25_ten_thousand_at_two_hundred_a_second_are_named_once_in_fifty_seconds() -> None:
     drain = draining(10_000)
     named: list[tuple[int, int]] = []

@@ -128,9 +128,11 @@ def _over(work: Work, pod: Pod, record: Gateway) -> bool:
         return True
     if work.snap.now_ms < drain.deadline_ms + FORCE_AFTER_MS:
         return False
-    known = (
-        "unknown" if report is None else str(report.drain.remaining if report.drain is not None else report.connections)
-    )
+    last = work.snap.last_connections.get(pod.uid)
+    if report is not None:
+        known = str(report.drain.remaining if report.drain is not None else report.connections)
+    else:
+        known = "unknown" if last is None else f"{last}, by its last report"
     work.tell(
         "Pod", pod.name, "DrainForced",
         f"no report of the drain's end {FORCE_AFTER_MS // 1000} s after its deadline; connections cut: {known}",

@@ -180,7 +180,8 @@ class Snapshot:
 
     me: holder name of our Lease, another one at each start of a process (a claim shows by it). version:
     resourceVersion of the record's ConfigMap, empty if there is none. live: {pod name: uid by a GET of this moment,
-    empty for 404}, of the names that `doubts` asked for. nodes: None without the right to read them. missing_secrets:
+    empty for 404}, of the names that `doubts` asked for. last_connections: {pod uid: what its last report said, however
+    old}, to be told and never decided by. nodes: None without the right to read them. missing_secrets:
     "name" or "name/key" of what the spec names and is not there. refusals: {(kind, name) of a child: (reason, message)} of
     the last try to apply it, while it fails; reason InvalidOverlay, QuotaExceeded, Forbidden, CRDTooOld or ApplyRefused.
     node_cidrs: where nodes' addresses lie, for the NetworkPolicy; empty: not known.
@@ -201,6 +202,7 @@ class Snapshot:
     missing_secrets: Collection[str] = ()
     refusals: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     node_cidrs: tuple[str, ...] = ()
+    last_connections: Mapping[str, int] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
 
 

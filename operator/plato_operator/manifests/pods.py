@@ -77,7 +77,7 @@ def gateway_pod(ask: Ask) -> dict[str, Any]:
             PLATO_GATEWAY__WS_PORT=pool.ports.ws, PLATO_GATEWAY__ADMIN_PORT=pool.ports.admin, PLATO_GATEWAY__RUN_DIR=_RUN,
             PLATO_GATEWAY__DRAIN_PACE_PER_S=pool.drain.pace_per_second,
             PLATO_GATEWAY__DRAIN_DEADLINE_S=pool.drain.deadline_seconds,
-            PLATO_GATEWAY__DRAIN_SETTLE_S=pool.drain.settle_seconds,
+            PLATO_GATEWAY__DRAIN_SETTLE_S=pool.drain.settle_seconds, PLATO_GATEWAY__DRAIN_ON_TERM="true",
         ),
     ]  # fmt: skip
     if ask.spec.tls.client is not None:

@@ -63,7 +63,7 @@ class BadApi:
 
     async def _serve(self) -> None:
         found = Configuration()
-        await config.load_kube_config(str(self._real), client_configuration=found)  # type: ignore[no-untyped-call]
+        await config.load_kube_config(str(self._real), client_configuration=found)  # type: ignore[no-untyped-call]  # the library has no types
         context = ssl.create_default_context(cafile=found.ssl_ca_cert)
         if found.cert_file:
             context.load_cert_chain(found.cert_file, found.key_file)

@@ -407,7 +407,7 @@ async def test_the_watch_of_one_object_on_a_real_api_server(
         async with asyncio.timeout(20):
             first = await source.changed(0)
             assert first == operator.record
-            while not forbidden.gone:  # noqa: ASYNC110 - it has no event
+            while not forbidden.gone:  # noqa: ASYNC110  # it has no event
                 await asyncio.sleep(0.05)
             written = await asyncio.to_thread(operator.write, replace(first, epoch=first.epoch + 1))
             assert await source.changed(first.epoch) == written
@@ -478,9 +478,10 @@ def test_a_replaced_shard_serves_by_its_name_though_nobody_writes_it_down(operat
     asyncio.run(talk(operator, tmp_path, "by its name"))
     operator.admit()
     assert operator.record is not None
+    epoch = operator.record.epoch
     wait_for(
         "the record's epoch is applied",
-        lambda: report(operator, "plato-s0-0", names.STATE_ADMIN_PORT)["epoch_seen"] == (operator.record or 0).epoch,  # type: ignore[union-attr]
+        lambda: report(operator, "plato-s0-0", names.STATE_ADMIN_PORT)["epoch_seen"] == epoch,
         SOON_S,
     )
     asyncio.run(talk(operator, tmp_path, "written down"))
@@ -515,7 +516,7 @@ def test_a_rebuilt_record_gives_every_slot_a_greater_fence_and_nobody_reconnects
             epoch = next_epoch(operator.record.epoch, int(time.time())) if operator.record is not None else 0
             await asyncio.to_thread(operator.admit, even_ranges(SHARDS, epoch))
             for shard in SHARDS:
-                while report(operator, f"{shard}-0", names.STATE_ADMIN_PORT)["epoch_seen"] < epoch:  # noqa: ASYNC110
+                while report(operator, f"{shard}-0", names.STATE_ADMIN_PORT)["epoch_seen"] < epoch:  # noqa: ASYNC110  # a report has no event
                     await asyncio.sleep(0.2)
             await (await carol.send(b"two", to="carol2")).settled()
             assert report(operator, "edge-0", ADMIN)["connections"] == before

@@ -38,9 +38,9 @@ class Store(Protocol):
 
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None: ...  # noqa: D102  # see Kube
 
-    async def create(self, kind: str, namespace: str, body: dict[str, Any]) -> dict[str, Any]: ...  # noqa: D102
+    async def create(self, kind: str, namespace: str, body: dict[str, Any]) -> dict[str, Any]: ...  # noqa: D102  # see Kube
 
-    async def replace(self, kind: str, namespace: str, name: str, body: dict[str, Any]) -> dict[str, Any]: ...  # noqa: D102
+    async def replace(self, kind: str, namespace: str, name: str, body: dict[str, Any]) -> dict[str, Any]: ...  # noqa: D102  # see Kube
 
 
 def holder(name: str, uid: str) -> str:

@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import trustme
@@ -66,17 +67,18 @@ async def test_people_talk_over_tls_by_tcp_and_websocket(
     secure: LocalCluster, authority: trustme.CA, tmp_path: Path
 ) -> None:
     people = []
-    for user, transport in (("tls-tcp", "tcp"), ("tls-ws", "ws")):
+    made: tuple[tuple[str, Literal["tcp", "ws"]], ...] = (("tls-tcp", "tcp"), ("tls-ws", "ws"))
+    for user, transport in made:
         client = Client(
             secure.token(user),
             tmp_path / user,
-            secure.gateway_addresses(transport),  # type: ignore[arg-type]
+            secure.gateway_addresses(transport),
             user=user,
-            transport=transport,  # type: ignore[arg-type]
+            transport=transport,
             tls=context(authority),
             tls_name=NAME,
         )
-        people.append(Person(user, tmp_path / user, transport, client))  # type: ignore[arg-type]
+        people.append(Person(user, tmp_path / user, transport, client))
     one, two = people
     bodies = [f"{n} " + "x" * (50_000 if n % 10 == 0 else n) for n in range(40)]
     async with one.client, two.client:

@@ -535,6 +535,9 @@ def test_a_drain_refuses_newcomers_in_words_names_who_is_here_and_cuts_when_told
         w.link._got.clear()
         return found[-1]
 
+    def closed(conn_id: int) -> None:
+        w.link.until(lambda: w.link.closes_of(conn_id) == [Code.GATEWAY_CLOSING])
+
     w = start()
     with w.connect() as here:
         conn_id = w.link.conn_id_of(here)
@@ -554,7 +557,7 @@ def test_a_drain_refuses_newcomers_in_words_names_who_is_here_and_cuts_when_told
             for sock, number in ((here, conn_id), (late, late_id)):
                 assert read_frame(sock) == canned.GATEWAY_CLOSING
                 assert read_frame(sock) == b""
-                w.link.until(lambda number=number: w.link.closes_of(number) == [Code.GATEWAY_CLOSING])  # type: ignore[misc]
+                closed(number)
         assert held(Mode.CUT).cut == 2
         held(Mode.SERVE)
         assert held(Mode.REFUSE).cut == 0, "of another drain"

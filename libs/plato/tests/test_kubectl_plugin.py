@@ -235,7 +235,8 @@ def test_the_report_holds_what_helps_and_no_secret(
     assert run("report", "-o", str(file)) == 0
     assert file.stat().st_mode & 0o077 == 0
     with tarfile.open(file) as tar:
-        texts = {m.name.partition("/")[2]: tar.extractfile(m).read().decode() for m in tar}  # type: ignore[union-attr]
+        opened = ((member.name.partition("/")[2], tar.extractfile(member)) for member in tar)
+        texts = {name: file.read().decode() for name, file in opened if file is not None}
     assert {"cluster.json", "topology.json", "pods.json", "events.json", "status.txt", "logs/chat-edge-1.log"} <= set(
         texts
     )

@@ -9,11 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +19,7 @@ import yaml
 
 from e2e.bad_api import GARBAGE, GOOD, HANG, BadApi
 from e2e.frame.kube import Kube, Object, wait_for
+from e2e.frame.process import Operator
 
 NAMESPACE = "op-edge-e2e"
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,60 +37,6 @@ pytestmark = [
 ]
 
 
-class Operator:
-    """A process of the operator, with its own port and log."""
-
-    def __init__(self, folder: Path, kubeconfig: Path, namespaces: str = NAMESPACE) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        self.log = folder / f"operator-{self.port}.log"
-        said = {
-            "KUBECONFIG": str(kubeconfig), "PLATO_OPERATOR__NAMESPACES": namespaces,
-            "PLATO_OPERATOR__LEASE_NAMESPACE": NAMESPACE, "PLATO_OPERATOR__ADMIN_HOST": "127.0.0.1",
-            "PLATO_OPERATOR__PORT": str(self.port), "PLATO_OPERATOR__NODES": "false",
-        }  # fmt: skip
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "plato_operator"], env={**os.environ, **said}, cwd=folder, stderr=log
-            )
-
-    def get(self, path: str) -> tuple[int, str]:
-        """An answer of the admin port; (0, "") while nobody listens."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as e:
-            return e.code, e.read().decode()
-        except OSError:
-            return 0, ""
-
-    def ready(self) -> bool:
-        """Whether it holds the Lease and works."""
-        return self.get("/readyz")[0] == 200
-
-    def metric(self, name: str) -> float:
-        """Sum of a metric over its labels."""
-        lines = self.get("/metrics")[1].splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].partition(" ")[0] == name)
-
-    def lines(self, event: str) -> list[dict[str, Any]]:
-        """Log lines of an event."""
-        found = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
-        return [line for line in found if line.get("event") == event]
-
-    def end(self) -> int:
-        """SIGTERM, and SIGKILL if that does not help; the exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.terminate()
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        return self.process.wait(5)
-
-
 Start = Callable[..., Operator]
 
 
@@ -102,8 +45,8 @@ def start(tmp_path: Path, kubeconfig: Path) -> Iterator[Start]:
     """Starts operators, which end with the test."""
     started: list[Operator] = []
 
-    def one(config: Path = kubeconfig, **more: Any) -> Operator:
-        started.append(Operator(tmp_path, config, **more))
+    def one(config: Path = kubeconfig) -> Operator:
+        started.append(Operator(tmp_path, config, NAMESPACE))
         return started[-1]
 
     yield one
@@ -216,6 +159,7 @@ def test_a_cluster_gets_its_children_each_controlled_by_ours(kube: Kube, start: 
     assert operator.get("/healthz") == (200, "ok\n")
 
 
+@pytest.mark.apiserver
 def test_o07_a_quiet_cluster_sees_no_write_and_then_a_change_acts_within_10_s(kube: Kube, start: Start) -> None:
     """Three and more passes change no resourceVersion; the process counts no write either."""
     operator = start()
@@ -238,6 +182,7 @@ def test_o07_a_quiet_cluster_sees_no_write_and_then_a_change_acts_within_10_s(ku
     wait_for("the change acts", acted, 10)
 
 
+@pytest.mark.apiserver
 def test_o05_the_leader_that_slept_finds_another_one_and_ends(kube: Kube, start: Start) -> None:
     """Two operators; the stopped one wakes after the other has taken over: it ends, in words, and changed nothing."""
     first = start()
@@ -256,6 +201,7 @@ def test_o05_the_leader_that_slept_finds_another_one_and_ends(kube: Kube, start:
     assert versions(kube) == claimed
 
 
+@pytest.mark.apiserver
 def test_o20_a_restarted_operator_renders_nothing_again(kube: Kube, start: Start) -> None:
     """kill -9, another start: the record names the new writer, and no other object changed."""
     first = start()
@@ -317,6 +263,7 @@ def test_a_quota_that_is_used_up_is_said(kube: Kube, start: Start) -> None:
     wait_for("Stalled is over", lambda: kube.condition("PlatoCluster", "demo", "Stalled").get("status") == "False", 90)
 
 
+@pytest.mark.apiserver
 def test_o09_a_scaled_pool_stays_scaled_and_its_replicas_are_not_ours(kube: Kube, start: Start) -> None:
     """kubectl scale, then a change of the PlatoCluster that renders the pool again."""
     start()
@@ -340,6 +287,7 @@ def test_o09_a_scaled_pool_stays_scaled_and_its_replicas_are_not_ours(kube: Kube
 
 
 @pytest.mark.parametrize("how", ["410", "403", "404", "500", GARBAGE, HANG])
+@pytest.mark.apiserver
 def test_o21_watches_that_are_answered_badly_do_not_hide_a_change(
     kube: Kube, start: Start, kubeconfig: Path, tmp_path: Path, how: str
 ) -> None:
@@ -374,6 +322,7 @@ def test_o21_watches_that_are_answered_badly_do_not_hide_a_change(
         operator.end()  # while it can still give back its Lease
 
 
+@pytest.mark.apiserver
 def test_o22_a_right_that_is_missing_is_named_in_the_condition(kube: Kube, start: Start, tmp_path: Path) -> None:
     """The chart's role without one verb: the condition names verb and resource, the probes say it, and given back it
     goes on."""

@@ -81,8 +81,8 @@ class Hands:
             elif isinstance(order, Remove):
                 tried = True
                 _log.info("removes", cluster=self._cluster, kind=order.kind, name=order.name)
-                call = self._kube.delete(order.kind, self._namespace, order.name, uid=order.uid)
-                await self._do(order.kind, order.name, call)
+                gone = self._kube.delete(order.kind, self._namespace, order.name, uid=order.uid)
+                await self._do(order.kind, order.name, gone)
             else:
                 tried = True
                 await self._do("Pod", order.pod, self._gate(order))

@@ -20,6 +20,8 @@ from e2e.frame.kube import Kube
 from e2e.frame.platform import Images
 from e2e.testbed.layout import Layout, layout
 
+pytest.register_assert_rewrite("e2e.live.scene", "e2e.live.steps")
+
 NEXT = "0.1.1"
 """The second tag of the same images."""
 _KUBES = pytest.StashKey[list[Kube]]()

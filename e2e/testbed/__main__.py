@@ -1,6 +1,7 @@
 """The testbed's commands: `python -m e2e.testbed up`, `down`, `status`, `load`, `node`, `build`.
 
-Run it from the checkout's root. Exit code 0 when it is as asked, 1 with a reason in words when not.
+Run it from the checkout's root. Exit code 0 when it is as asked, 1 with a reason in words when not,
+2 when this machine cannot run it at all.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.testbed import binaries, control, images, machine, teardown
-from e2e.testbed.layout import Layout, TestbedError, layout
+from e2e.testbed.layout import Layout, MachineError, TestbedError, layout
 from e2e.testbed.node import READY_WITHIN_S, Node, ready
 from e2e.testbed.processes import daemons, until
+
+CANNOT = 2
 
 
 def main() -> int:
@@ -32,7 +35,7 @@ def main() -> int:
             _COMMANDS[arguments.command](here, arguments)
     except TestbedError as error:
         print(f"testbed: {error}", file=sys.stderr)
-        return 1
+        return CANNOT if isinstance(error, MachineError) else 1
     except KeyboardInterrupt:
         print("testbed: interrupted; `make testbed-down` removes what is there", file=sys.stderr)
         return 1

@@ -39,6 +39,10 @@ class TestbedError(Exception):
     __test__ = False  # pytest would take the name for a test
 
 
+class MachineError(TestbedError):
+    """This machine cannot run it, whatever Plato is like: names what is missing."""
+
+
 @dataclass(frozen=True)
 class NodeNames:
     """One node: `number` from 1; it has its own network, mount and host-name namespaces and its own zone."""

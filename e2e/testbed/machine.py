@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from e2e.testbed.layout import BRIDGE, HOST_IP, NODE_NET, POD_NET, SERVICE_NET, TestbedError
+from e2e.testbed.layout import BRIDGE, HOST_IP, NODE_NET, POD_NET, SERVICE_NET, MachineError, TestbedError
 from e2e.testbed.processes import PATH, run
 
 PACKAGES: Final = {
@@ -55,7 +55,7 @@ def install() -> None:
         return
     wanted = " ".join(packages)
     if shutil.which("apt-get") is None:
-        raise TestbedError(
+        raise MachineError(
             f"these programs' Debian packages are missing and there is no apt-get to install them: {wanted}"
         )
     print(f"installing {wanted} by apt-get", flush=True)
@@ -63,39 +63,39 @@ def install() -> None:
     for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
         done = subprocess.run(["apt-get", *command], env=environ, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise TestbedError(
+            raise MachineError(
                 f"apt-get {command[0]} failed; install these yourself: {wanted}\n{done.stderr.strip()[-800:]}"
             )
     left = missing_packages()
     if left:
-        raise TestbedError(f"installed, yet their programs are not on {PATH}: {' '.join(left)}")
+        raise MachineError(f"installed, yet their programs are not on {PATH}: {' '.join(left)}")
 
 
 def check_go() -> str:
     """The words of `go version`; raises TestbedError when Go is missing or too old."""
     if shutil.which("go") is None:
-        raise TestbedError(
+        raise MachineError(
             "there is no `go` on the PATH; the testbed builds Kubernetes from source, with Go 1.26 or later"
         )
     # From the root, where no go.mod can ask for another toolchain.
     version = subprocess.run(["go", "version"], capture_output=True, text=True, check=False, cwd="/").stdout.strip()
     found = re.search(r"go(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) < GO_AT_LEAST:
-        raise TestbedError(f"Go 1.26 or later is needed; this is {version or 'a go that does not tell its version'}")
+        raise MachineError(f"Go 1.26 or later is needed; this is {version or 'a go that does not tell its version'}")
     return version
 
 
 def check(state: Path) -> None:
     """Raise one TestbedError that lists all that keeps this machine from running the testbed; say nothing when it can."""
     if platform.system() != "Linux":
-        raise TestbedError(
+        raise MachineError(
             f"the testbed needs Linux, this is {platform.system()}; use PLATO_E2E_KUBECONFIG with another cluster"
         )
     if os.geteuid() != 0:
-        raise TestbedError("the testbed needs root, for namespaces and mounts: run it with sudo")
+        raise MachineError("the testbed needs root, for namespaces and mounts: run it with sudo")
     troubles = [trouble for trouble in (_namespaces(), _cgroups(), _room(state)) if trouble]
     if troubles:
-        raise TestbedError("; ".join(troubles))
+        raise MachineError("; ".join(troubles))
 
 
 def check_network() -> None:

@@ -15,9 +15,10 @@ from typing import Any
 
 
 class Operator:
-    """One process, with its own port and log, for one namespace, where its Lease lies too."""
+    """One process, with its own port and log, for one namespace, where its Lease lies too. Those with the same `pod` are
+    one container's successive starts: the next one takes the Lease at once."""
 
-    def __init__(self, folder: Path, kubeconfig: Path, namespace: str) -> None:
+    def __init__(self, folder: Path, kubeconfig: Path, namespace: str, pod: str = "") -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -26,6 +27,7 @@ class Operator:
             "KUBECONFIG": str(kubeconfig), "PLATO_OPERATOR__NAMESPACES": namespace,
             "PLATO_OPERATOR__LEASE_NAMESPACE": namespace, "PLATO_OPERATOR__ADMIN_HOST": "127.0.0.1",
             "PLATO_OPERATOR__PORT": str(self.port), "PLATO_OPERATOR__NODES": "false",
+            **({"PLATO_PROCESS__NAME": pod, "PLATO_PROCESS__UID": f"{pod}-uid"} if pod else {}),
         }  # fmt: skip
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

@@ -59,7 +59,8 @@ def main() -> int:
         with cluster() as (kubeconfig, here):
             if here is not None:
                 _step("images", [sys.executable, "-m", "e2e.images", "load"])
-            words = arguments.pytest or [str(path) for path in files(arguments.fast)]
+            nodes = here is not None and not os.environ.get("PLATO_E2E_SHARED")
+            words = arguments.pytest or [str(path) for path in files(arguments.fast, nodes)]
             code = tests(kubeconfig, words)
     except CannotRun as error:
         print(f"e2e: {error}", file=sys.stderr)
@@ -74,13 +75,15 @@ def main() -> int:
     return code
 
 
-def files(fast: bool) -> list[Path]:
-    """The test files in the order in which they run."""
+def files(fast: bool, nodes: bool) -> list[Path]:
+    """The test files in the order in which they run. nodes: they may be cut and killed; the long live run needs that, and
+    holds all that the fast one does."""
     found = {path.stem: path for path in sorted((ROOT / "e2e").glob("test_*.py"))}
     if fast:
         return [found[name] for name in FAST]
     middle = [name for name in found if name not in (*FIRST, *LAST)]
-    return [found[name] for name in (*FIRST, *middle, *LAST) if name in found]
+    last = [name for name in LAST if not nodes or name not in FAST]
+    return [found[name] for name in (*FIRST, *middle, *last) if name in found]
 
 
 @contextmanager

@@ -58,9 +58,11 @@ class ObjectPods:
     asleep: names of pods whose process does nothing and answers nothing. stuck: names of pods that never start.
     """
 
-    def __init__(self, kubeconfig: Path, namespace: str, cluster: str, admin_port: int) -> None:
+    def __init__(self, kubeconfig: Path, namespace: str, cluster: str, admin_port: int, step_s: float = STEP_S) -> None:
+        """admin_port: of the pool's gateways. step_s: how often it looks at all pods."""
         self._kubeconfig, self._namespace, self._cluster = kubeconfig, namespace, cluster
         self._ports = (admin_port, names.STATE_ADMIN_PORT, names.MSG_HTTP_PORT)
+        self.step_s = step_s
         self.asleep: set[str] = set()
         self.stuck: set[str] = set()
         self.processes: dict[str, Process] = {}
@@ -71,12 +73,11 @@ class ObjectPods:
         self._by_address: dict[str, Process] = {}
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._servers: list[ThreadingHTTPServer] = []
+        self._servers: list[_Server] = []
 
     def __enter__(self) -> ObjectPods:
         for port in self._ports:
-            server = ThreadingHTTPServer(("0.0.0.0", port), _handler(self))
-            server.daemon_threads = True
+            server = _Server(("0.0.0.0", port), _handler(self))
             self._servers.append(server)
             self._threads.append(threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True))
         self._threads.append(threading.Thread(target=self._run, daemon=True))
@@ -98,7 +99,7 @@ class ObjectPods:
         client = DynamicClient(config.new_client_from_config(str(self._kubeconfig)))  # type: ignore[no-untyped-call]
         pods = client.resources.get(api_version="v1", kind="Pod")
         maps = client.resources.get(api_version="v1", kind="ConfigMap")
-        while not self._stop.wait(STEP_S):
+        while not self._stop.wait(self.step_s):
             try:
                 self._step(pods, maps)
             except (ApiException, OSError) as e:
@@ -177,7 +178,7 @@ class ObjectPods:
             process.drain = {"id": mine.drain.id, "phase": "draining", "remaining": int(process.connections), "cut": 0}
             process.drained_at = time.monotonic() + mine.drain.settle_s
         if time.monotonic() >= process.drained_at:
-            process.connections = max(0.0, process.connections - mine.drain.pace_per_s * STEP_S)
+            process.connections = max(0.0, process.connections - mine.drain.pace_per_s * self.step_s)
         if time.time() * 1000 >= mine.drain.deadline_ms and process.connections:
             process.drain["cut"], process.connections = int(process.connections), 0
         process.drain["remaining"] = int(process.connections)
@@ -231,6 +232,14 @@ def _ended(pod: Object) -> Object:
             for c in pod["spec"]["containers"]
         ],
     }  # fmt: skip
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 512
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Who asked was killed, or has another answer already: nobody needs to hear of it."""
 
 
 def _handler(pods: ObjectPods) -> type[BaseHTTPRequestHandler]:

@@ -62,8 +62,8 @@ class Platform:
 
     # ── bringing it up ───────────────────────────────────────────────────────────────────────────────────────
 
-    def install_operator(self) -> None:
-        """The definitions and the chart, as the README says."""
+    def install_operator(self, more: Mapping[str, str] | None = None) -> None:
+        """The definitions and the chart, as the README says; `more` values of it."""
         self.kube.done("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
         for kind in ("platoclusters", "gatewaypools", "stateshards"):
             self.kube.done("wait", "--for=condition=Established", f"crd/{kind}.{names.GROUP}", "--timeout=30s")
@@ -74,6 +74,7 @@ class Platform:
             "crds.install": "false",
             "rbac.nodes": "true",
             "uninstall.refuseWithClusters": "false",
+            **(more or {}),
         }
         words = [f"--set={key}={value}" for key, value in values.items()]
         self.kube.helm(

@@ -25,7 +25,7 @@ from e2e.frame.process import Operator
 from e2e.testbed.audit import writes
 from e2e.testbed.layout import Layout
 
-NAMESPACE = "e2e-faults"
+NAMESPACE = "e2e-faults-api"
 ROOT: Final = Path(__file__).resolve().parents[1]
 DEMO: Final = "demo"
 POOL: Final = "demo-edge"
@@ -215,20 +215,30 @@ def test_o04_a_pod_deleted_and_back_within_a_second_gets_another_id(stage: Stage
 
 def test_o04_fifty_at_once_come_back_under_other_ids(stage: Stage) -> None:
     """All pods of a pool of fifty are deleted in one call."""
-    stage.scale(50)
-    stage.wait_serving(50, 120)
-    before = {g["worker_id"] for g in stage.record()["gateways"].values()}
-    stage.kube.done("delete", "pod", "-l", f"plato.im/pool={POOL}", "--wait=false")
-    uids = {p["metadata"]["uid"] for p in stage.gateways()}
-    wait_for("none of them is left", lambda: not uids & {p["metadata"]["uid"] for p in stage.gateways()}, 60)
-    stage.wait_serving(50, 120)
-    known = stage.record()
-    after = [g["worker_id"] for g in known["gateways"].values()]
-    assert len(set(after)) == 50
-    assert not before & set(after)
-    assert before <= {int(i) for i in known["resting"]}
-    stage.scale(3)
-    wait_for("the pool is small again", lambda: len(stage.gateways()) == 3, 200, seen=lambda: len(stage.gateways()))
+
+    def fifty() -> dict[str, Object]:
+        known = stage.record().get("gateways", {})
+        return {name: g for name, g in known.items() if name.startswith("fifty-")}
+
+    def serving(but: frozenset[str] = frozenset()) -> bool:
+        pods = {p["metadata"]["uid"] for p in stage.kube.items("Pod", "plato.im/pool=fifty") if ready(p)}
+        return len({g["uid"] for g in fifty().values()} & pods - but) == 50
+
+    stage.kube.apply(_pool("fifty", 50))
+    try:
+        wait_for("fifty more serve", serving, 120, seen=lambda: len(fifty()))
+        before = fifty()
+        uids = frozenset(g["uid"] for g in before.values())
+        stage.kube.done("delete", "pod", "-l", "plato.im/pool=fifty", "--wait=false")
+        wait_for("fifty others serve", lambda: serving(uids), 120, seen=lambda: len(fifty()))
+        old, new = ({g["worker_id"] for g in each.values()} for each in (before, fifty()))
+        assert len(old) == len(new) == 50
+        assert not old & new
+        resting = stage.record()["resting"]
+        assert {g["worker_id"]: g["uid"] for g in before.values()} == {i: resting[str(i)][0] for i in old}
+    finally:
+        stage.kube.done("delete", "gatewaypool", "fifty", "--wait=false")
+    wait_for("they leave the record", lambda: not fifty(), 60)
 
 
 def test_o06_an_operator_killed_again_and_again_finishes_each_move_once(stage: Stage) -> None:
@@ -334,13 +344,10 @@ def test_o08_while_counters_move_a_status_is_written_each_five_seconds_at_most(s
     stage.kube.patch("gatewaypool", POOL, {"spec": {"drain": DRAIN}})
 
 
-def _pool(name: str) -> Object:
+def _pool(name: str, replicas: int = 1) -> Object:
     return {
         "apiVersion": "plato.im/v1alpha1", "kind": "GatewayPool", "metadata": {"name": name},
-        "spec": {
-            "clusterRef": {"name": DEMO}, "replicas": 1, "drain": DRAIN, **NOWHERE,
-            "ports": {"tcp": 9510, "ws": 9511, "admin": PORTS["admin"] + 10},
-        },
+        "spec": {"clusterRef": {"name": DEMO}, "replicas": replicas, "drain": DRAIN, "ports": PORTS, **NOWHERE},
     }  # fmt: skip
 
 

@@ -182,6 +182,7 @@ def test_o18_an_older_crd_is_named_with_the_field_that_it_lacks(field: str) -> N
     assert field in crds.judged(document(field))
 
 
+@pytest.mark.planner
 async def test_o24_a_group_that_is_not_served_is_refused() -> None:
     """Another version alone is a set that we do not know."""
 

@@ -19,7 +19,7 @@ def marked(nodes: list[ast.expr]) -> set[str]:
     return {n.attr for n in found if isinstance(n.value, ast.Attribute) and n.value.attr == "mark"}
 
 
-def tests() -> Iterator[tuple[Path, str, set[str]]]:
+def rows() -> Iterator[tuple[Path, str, set[str]]]:
     for file in files():
         path = ROOT / file
         if path.suffix != ".py" or not path.name.startswith("test_"):
@@ -38,7 +38,7 @@ def tests() -> Iterator[tuple[Path, str, set[str]]]:
 
 
 def test_each_row_is_a_named_test_with_a_marker() -> None:
-    rows = {int(number) for _, name, _ in tests() for number in re.findall(r"(?<=_)o(\d\d)(?=_)", name)}
-    assert sorted(set(ROWS) - rows) == []
-    assert sorted(rows - set(ROWS)) == []
-    assert [f"{path.name}: {name}" for path, name, markers in tests() if len(markers) != 1] == []
+    found = {int(number) for _, name, _ in rows() for number in re.findall(r"(?<=_)o(\d\d)(?=_)", name)}
+    assert sorted(set(ROWS) - found) == []
+    assert sorted(found - set(ROWS)) == []
+    assert [f"{path.name}: {name}" for path, name, markers in rows() if len(markers) != 1] == []

@@ -220,7 +220,10 @@ def test_o04_fifty_at_once_come_back_under_other_ids(stage: Stage) -> None:
         known = stage.record().get("gateways", {})
         return {name: g for name, g in known.items() if name.startswith("fifty-")}
 
+    rested: dict[int, str] = {}
+
     def serving(but: frozenset[str] = frozenset()) -> bool:
+        rested.update({int(i): uid for i, (uid, _) in stage.record()["resting"].items()})
         pods = {p["metadata"]["uid"] for p in stage.kube.items("Pod", "plato.im/pool=fifty") if ready(p)}
         return len({g["uid"] for g in fifty().values()} & pods - but) == 50
 
@@ -234,8 +237,7 @@ def test_o04_fifty_at_once_come_back_under_other_ids(stage: Stage) -> None:
         old, new = ({g["worker_id"] for g in each.values()} for each in (before, fifty()))
         assert len(old) == len(new) == 50
         assert not old & new
-        resting = stage.record()["resting"]
-        assert {g["worker_id"]: g["uid"] for g in before.values()} == {i: resting[str(i)][0] for i in old}
+        assert {i: rested.get(i) for i in old} == {g["worker_id"]: g["uid"] for g in before.values()}
     finally:
         stage.kube.done("delete", "gatewaypool", "fifty", "--wait=false")
     wait_for("they leave the record", lambda: not fifty(), 60)

@@ -130,7 +130,7 @@ def module_stage(
     """The platform, Ready."""
     assert testbed is not None
     platform = Platform(kube, "faults", images, dependencies, tmp_path_factory.mktemp("faults"))
-    platform.install_operator({r"nodeSelector.kubernetes\.io/hostname": OPERATOR_AT})
+    platform.install_operator({r"operator.nodeSelector.kubernetes\.io/hostname": OPERATOR_AT})
     platform.create(SPEC)
     with Guard(kube, "faults") as guard:
         yield Stage(platform, guard, testbed)

@@ -286,6 +286,21 @@ def test_a_shard_is_added_and_removed_by_moves(world: World) -> None:
     assert "demo-s2-0" not in world.api.pods
 
 
+def test_a_pass_that_is_a_little_early_opens_the_next_move_all_the_same(world: World) -> None:
+    world.respec(state=replace(world.cluster.spec.state, shards=3))
+    until(world, lambda: world.topology is not None and world.topology.move is not None)
+    moves = set()
+    for early_ms in (0, 60) * 5:
+        world.tick(1)
+        world.now_ms -= early_ms
+        world.act()
+        world.now_ms += early_ms
+        assert world.topology is not None
+        assert world.topology.move is not None
+        moves.add(world.topology.move.id)
+    assert len(moves) == 10
+
+
 def test_a_hand_deleted_shard_returns_with_its_name_and_slots(world: World) -> None:
     assert world.topology is not None
     before = world.topology.slots

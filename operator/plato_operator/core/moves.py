@@ -20,6 +20,8 @@ from plato_operator.core.work import Work
 UNDO_AFTER_MS: Final = 20_000
 """A target that is not ready for this long loses the move, if the source is."""
 TAKE_OVER_AFTER_MS: Final = 60_000
+EARLY_MS: Final = 200
+"""Passes come each second or so: one that is a little early must not put a move off to the next."""
 
 
 def close_or_undo(work: Work) -> None:
@@ -106,7 +108,7 @@ def open_move(work: Work) -> None:
     state = work.snap.cluster.spec.state
     if work.topology.move is not None or state.reshard_paused:
         return
-    if work.snap.now_ms - work.memory.last_move_ms < state.move_interval_seconds * 1000:
+    if work.snap.now_ms - work.memory.last_move_ms < state.move_interval_seconds * 1000 - EARLY_MS:
         return
     step = _next(work)
     if step is None:

@@ -227,7 +227,7 @@ def test_o04_fifty_at_once_come_back_under_other_ids(stage: Stage) -> None:
         pods = {p["metadata"]["uid"] for p in stage.kube.items("Pod", "plato.im/pool=fifty") if ready(p)}
         return len({g["uid"] for g in fifty().values()} & pods - but) == 50
 
-    stage.kube.apply(_pool("fifty", 50))
+    stage.kube.apply(_pool("fifty", 50, deadline_s=300))  # so long do ids rest, at least
     try:
         wait_for("fifty more serve", serving, 120, seen=lambda: len(fifty()))
         before = fifty()
@@ -346,10 +346,11 @@ def test_o08_while_counters_move_a_status_is_written_each_five_seconds_at_most(s
     stage.kube.patch("gatewaypool", POOL, {"spec": {"drain": DRAIN}})
 
 
-def _pool(name: str, replicas: int = 1) -> Object:
+def _pool(name: str, replicas: int = 1, deadline_s: int = 10) -> Object:
+    drain = {**DRAIN, "deadlineSeconds": deadline_s}
     return {
         "apiVersion": "plato.im/v1alpha1", "kind": "GatewayPool", "metadata": {"name": name},
-        "spec": {"clusterRef": {"name": DEMO}, "replicas": replicas, "drain": DRAIN, "ports": PORTS, **NOWHERE},
+        "spec": {"clusterRef": {"name": DEMO}, "replicas": replicas, "drain": drain, "ports": PORTS, **NOWHERE},
     }  # fmt: skip
 
 
@@ -435,6 +436,15 @@ def _grace_s(stage: Stage) -> int:
 # ── beginnings and ends ──────────────────────────────────────────────────────────────────────────────────────
 
 
+def migrated(kube: Kube, name: str) -> bool:
+    """Says that the migration is done, as its pod would; False while there is no Job."""
+    jobs = kube.items("Job", f"plato.im/cluster={name}")
+    for job in jobs:
+        change = json.dumps({"status": {"succeeded": 1}})
+        kube.done("patch", "job", job["metadata"]["name"], "--subresource=status", "--type=merge", "-p", change)
+    return bool(jobs)
+
+
 @pytest.fixture
 def other_namespace(kubeconfig: Path, testbed: Layout | None) -> Iterator[Kube]:
     """A namespace for one test."""
@@ -458,7 +468,8 @@ def test_o06_killed_between_the_record_and_the_first_pod_a_new_cluster_comes_up_
             operator.kill()
             first = record(kube, "young")
             operator = Operator(tmp_path, kube.kubeconfig, kube.namespace, "operator-0")
-            wait_for("there are pods", lambda: len(kube.items("Pod", "plato.im/component=state")) == 2, 60)
+            wait_for("the migration is done", lambda: migrated(kube, "young"), 60)
+            wait_for("there are pods", lambda: bool(kube.items("Pod", "plato.im/component=state")), 60)
             operator.kill()
             pods = {p["metadata"]["uid"] for p in kube.items("Pod", "plato.im/component in (state, gateway)")}
             operator = Operator(tmp_path, kube.kubeconfig, kube.namespace, "operator-0")

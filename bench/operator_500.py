@@ -20,12 +20,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from plato.topology.stored import unpack  # noqa: E402
+from plato.topology.stored import unpack  # noqa: E402  # the path is set first
 
 from e2e.frame.kube import Kube, Object, wait_for  # noqa: E402  # the checkout has to be on the path first
-from e2e.frame.objects import NOWHERE, ObjectPods  # noqa: E402
-from e2e.frame.process import Operator  # noqa: E402
-from e2e.testbed.layout import layout  # noqa: E402
+from e2e.frame.objects import NOWHERE, ObjectPods  # noqa: E402  # the path is set first
+from e2e.frame.process import Operator  # noqa: E402  # the path is set first
+from e2e.testbed.layout import layout  # noqa: E402  # the path is set first
 
 NAMESPACE = "e2e-500"
 CLUSTER = "big"

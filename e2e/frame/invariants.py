@@ -82,14 +82,14 @@ class Guard:
         assert not found, "\n".join(found)
 
     def _run(self) -> None:
-        client = DynamicClient(config.new_client_from_config(str(self._kube.kubeconfig)))  # type: ignore[no-untyped-call]
+        client = DynamicClient(config.new_client_from_config(str(self._kube.kubeconfig)))  # type: ignore[no-untyped-call]  # the library has no types
         maps = client.resources.get(api_version="v1", kind="ConfigMap")
         name = names.topology_name(self._cluster)
         version = ""
         while not self._stop.is_set():
             try:
                 words = {"name": name, "timeout": WATCH_S, **({"resource_version": version} if version else {})}
-                events: Any = client.watch(maps, self._kube.namespace, **words)  # type: ignore[no-untyped-call]
+                events: Any = client.watch(maps, self._kube.namespace, **words)  # type: ignore[no-untyped-call]  # the library has no types
                 for event in events:
                     version = event["raw_object"]["metadata"]["resourceVersion"]
                     if event["type"] in ("ADDED", "MODIFIED"):

@@ -96,7 +96,7 @@ class ObjectPods:
     # ── what it does ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
-        client = DynamicClient(config.new_client_from_config(str(self._kubeconfig)))  # type: ignore[no-untyped-call]
+        client = DynamicClient(config.new_client_from_config(str(self._kubeconfig)))  # type: ignore[no-untyped-call]  # the library has no types
         pods = client.resources.get(api_version="v1", kind="Pod")
         maps = client.resources.get(api_version="v1", kind="ConfigMap")
         while not self._stop.wait(self.step_s):

@@ -1,4 +1,4 @@
-"""What `helm test` runs: makes the sample PlatoCluster, waits until it is Ready, sends a message through its gateway, deletes it.
+"""What `helm test` runs: makes the sample PlatoCluster, waits until it is Ready, sends a message through it, deletes it.
 
 In the image of msg, which has the client and no library for the API server: six calls, made by hand. Reads the sample from
 /etc/plato-test/cluster.json and the development key from /etc/plato-keys/dev.key.

@@ -392,7 +392,7 @@ def test_o17_o16_a_lost_node_keeps_ids_and_slots_until_it_is_fenced_and_an_updat
             time.sleep(1)
         stage.kube.done("taint", "node", LOSABLE, NO_SERVICE, "--overwrite")
         wait_for("its pod object is gone", lambda: stage.uids().get(name) != uid, 90, seen=stage.platform.state)
-        wait_for("its id rests", lambda: str(its["worker_id"]) in stage.platform.topology()["resting"], 20)
+        wait_for("its id rests", lambda: str(its["worker_id"]) in stage.platform.topology().get("resting", {}), 20)
         assert stage.platform.topology()["resting"][str(its["worker_id"])][0] == uid
 
         def rolled() -> bool:

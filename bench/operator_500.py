@@ -66,13 +66,16 @@ def measure(kube: Kube, folder: Path, gateways: int) -> dict[str, float]:
     """Brings it up, measures, leaves the namespace to the caller."""
     kube.secret("db", {"uri": "postgresql://nowhere"})
     kube.secret("kv", {"url": "redis://nowhere"})
-    operator = Operator(folder, kube.kubeconfig, NAMESPACE, "operator-0")
+    operator, restarts = Operator(folder, kube.kubeconfig, NAMESPACE, "operator-0"), 0
     try:
         with ObjectPods(kube.kubeconfig, NAMESPACE, CLUSTER, PORTS["admin"], step_s=2.0) as pods:
             kube.apply(cluster(gateways))
             began = time.monotonic()
 
             def serving() -> bool:
+                nonlocal operator, restarts
+                if operator.process.poll() is not None:  # as a kubelet does; it lost its Lease on a busy machine
+                    operator, restarts = Operator(folder, kube.kubeconfig, NAMESPACE, "operator-0"), restarts + 1
                 status = (kube.get("GatewayPool", f"{CLUSTER}-edge") or {}).get("status", {})
                 return bool(status.get("readyReplicas") == gateways)
 
@@ -92,7 +95,7 @@ def measure(kube: Kube, folder: Path, gateways: int) -> dict[str, float]:
             after = [operator.metric(n) for n in names]
             done = after[2] - before[2]
             return {
-                "gateways": gateways, "up_s": up_s,
+                "gateways": gateways, "up_s": up_s, "restarts": restarts,
                 "rss_mb": memory_mb(pid, "VmRSS"), "most_rss_mb": memory_mb(pid, "VmHWM"),
                 "cpu_cores": (cpu_s(pid) - spent) / STEADY_S, "passes_per_minute": after[0] - before[0],
                 "pass_s": (after[1] - before[1]) / done if done else float("nan"), "load": os.getloadavg()[0],

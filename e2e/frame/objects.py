@@ -8,15 +8,16 @@ bound to no node, so a deleted one is gone at once.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
+from aiohttp import web
 from kubernetes import config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
@@ -72,26 +73,45 @@ class ObjectPods:
         self._made = 0
         self._by_address: dict[str, Process] = {}
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._servers: list[_Server] = []
+        self._over, self._up = asyncio.Event(), threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._answer, self._run)]
 
     def __enter__(self) -> ObjectPods:
-        for port in self._ports:
-            server = _Server(("0.0.0.0", port), _handler(self))
-            self._servers.append(server)
-            self._threads.append(threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True))
-        self._threads.append(threading.Thread(target=self._run, daemon=True))
         for thread in self._threads:
             thread.start()
+        assert self._up.wait(20), f"nobody listens on {self._ports}: {self.troubles}"
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        for server in self._servers:
-            server.shutdown()
-            server.server_close()
+        self._loop.call_soon_threadsafe(self._over.set)
         for thread in self._threads:
-            thread.join(20)
+            thread.join(60)
+
+    def _answer(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        async def told(request: web.Request) -> web.Response:
+            assert request.transport is not None
+            found = self.report(request.transport.get_extra_info("sockname")[0])
+            return web.json_response(found, status=200 if found is not None else 503)
+
+        application = web.Application()
+        application.router.add_get("/v1/report", told)
+        runner = web.AppRunner(application, shutdown_timeout=0.1, access_log=None)
+        await runner.setup()
+        try:
+            for port in self._ports:
+                await web.TCPSite(runner, "0.0.0.0", port, backlog=1024).start()
+            self._up.set()
+            await self._over.wait()
+        except OSError as e:
+            self.troubles.append(str(e))
+        finally:
+            await runner.cleanup()
 
     # ── what it does ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -106,8 +126,11 @@ class ObjectPods:
                 self.troubles.append(repr(e))
 
     def _step(self, pods: Any, maps: Any) -> None:
-        found = pods.get(namespace=self._namespace, label_selector=f"{names.LABEL_CLUSTER}={self._cluster}")
-        objects: list[Object] = found.to_dict()["items"]
+        selector = f"{names.LABEL_CLUSTER}={self._cluster}"
+        found = pods.get(
+            namespace=self._namespace, label_selector=selector, serialize=False
+        )  # hundreds cost seconds else
+        objects: list[Object] = json.loads(found.data)["items"]
         try:
             record = unpack(maps.get(namespace=self._namespace, name=names.topology_name(self._cluster)).to_dict())
         except NotFoundError:
@@ -232,28 +255,3 @@ def _ended(pod: Object) -> Object:
             for c in pod["spec"]["containers"]
         ],
     }  # fmt: skip
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 512
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Who asked was killed, or has another answer already: nobody needs to hear of it."""
-
-
-def _handler(pods: ObjectPods) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the base class's name for it
-            told = pods.report(self.connection.getsockname()[0])
-            body = json.dumps(told).encode()
-            self.send_response(200 if told is not None else 503)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing is printed."""
-
-    return Handler

@@ -286,6 +286,17 @@ def test_a_shard_is_added_and_removed_by_moves(world: World) -> None:
     assert "demo-s2-0" not in world.api.pods
 
 
+def test_the_record_says_where_each_shard_is_and_follows_it(world: World) -> None:
+    assert world.topology is not None
+    assert {shard.ip for shard in world.topology.shards.values()} == {"10.0.0.1"}
+    pod = world.api.pods["demo-s0-0"]
+    world.api.pods["demo-s0-0"] = replace(pod, ip="10.0.0.9")
+    world.settle()
+    assert world.topology is not None
+    assert world.topology.shards["demo-s0"].ip == "10.0.0.9"
+    assert world.topology.shards["demo-s0"].at == "10.0.0.9:8902"
+
+
 def test_a_pass_that_is_a_little_early_opens_the_next_move_all_the_same(world: World) -> None:
     world.respec(state=replace(world.cluster.spec.state, shards=3))
     until(world, lambda: world.topology is not None and world.topology.move is not None)

@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -23,12 +24,12 @@ from plato.wire.v1 import client_pb2, msg_pb2, msg_pb2_grpc, state_pb2, state_pb
 SHARD = "plato-s0"
 
 
-def topology(epoch: int, *, shard: int = 0, uid: str = "u", msgs: tuple[int, ...] = ()) -> Topology:
+def topology(epoch: int, *, shard: int = 0, uid: str = "u", msgs: tuple[int, ...] = (), ip: str = "") -> Topology:
     return Topology(
         "cluster",
         epoch,
         even_ranges([SHARD], 1),
-        shards={SHARD: Shard(f"127.0.0.1:{shard}" if shard else "", uid)},
+        shards={SHARD: Shard(f"127.0.0.1:{shard}" if shard else "", uid, ip)},
         msgs={f"plato-msg-{i}": Msg(f"{uid}-{i}", i, f"127.0.0.1:{port}") for i, port in enumerate(msgs)},
     )
 
@@ -281,6 +282,27 @@ async def test_a_cancelled_caller_is_cancelled(servers: Servers, source: FakeTop
 
 
 # ── msg ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_address_that_is_old_is_passed_over_for_the_name(
+    servers: Servers, source: FakeTopology, shards: GrpcShards
+) -> None:
+    """The record may be older than the process: nobody is at 127.0.0.2, the name leads to it."""
+    port = await servers.start(ShardServer())
+    source.set(topology(1, shard=port, ip="127.0.0.2"))
+    await reached(lambda: shards.dirty(SHARD, 4), 5)
+    for _ in range(3):  # and it stays there
+        assert await shards.dirty(SHARD, 4) == 3
+
+
+async def test_a_name_that_is_old_is_passed_over_for_the_address(
+    servers: Servers, source: FakeTopology, shards: GrpcShards
+) -> None:
+    """Caches of names keep a replaced pod's address for half a minute; the record has the new one."""
+    port = await servers.start(ShardServer())
+    newer = topology(2, shard=port, ip="127.0.0.1")
+    source.set(replace(newer, shards={SHARD: Shard(f"127.0.0.2:{port}", "u", "127.0.0.1")}))
+    assert await shards.dirty(SHARD, 4) == 3
 
 
 @pytest.fixture

@@ -306,7 +306,7 @@ class Link:
             elif shard.uid != stream.uid and stream.attached:
                 await self._end_stream(name)  # it may lead to the process that was replaced
             else:
-                stream.uid = shard.uid
+                stream.seen(shard.uid, shard.at)
         table_before = self._table
         self._groups.keep(sorted(shards))
         self._table = homes.slot_table(topology, self._groups.of)
@@ -349,6 +349,7 @@ class Link:
         stream = ShardStream(
             name, group, shard.addr, shard.uid, hello, lanes_of, self._on_stream, self._on_serves, self._tls
         )
+        stream.seen(shard.uid, shard.at)
         self.streams[name] = stream
         task = self._tasks[name] = asyncio.create_task(forever(f"stream-{name}", stream.run()), name=f"stream-{name}")
         task.add_done_callback(self._on_stream_task)

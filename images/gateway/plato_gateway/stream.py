@@ -116,6 +116,12 @@ class ShardStream:
         self.addr = addr
         self.uid = uid
         """The shard's process, by the newest topology."""
+        self._at = addr
+        """Where the topology saw that process; `addr` is its name."""
+        self._tries = 0
+        """Attempts since it was last attached."""
+        self._again = asyncio.Event()
+        """The topology has news of the shard: no back-off stands in the way."""
         self.attached = False
         self.serves: Serves | None = None
         """What the shard said last of the slots that it serves; None: nothing yet on this stream."""
@@ -178,6 +184,12 @@ class ShardStream:
             return None  # the stream ended meanwhile, and its channel took this call with it
         return reply
 
+    def seen(self, uid: str, at: str) -> None:
+        """The topology names this process at this address: one that is waited for is tried at once."""
+        if (uid, at) != (self.uid, self._at):
+            self.uid, self._at, self._tries = uid, at, 0
+            self._again.set()
+
     async def run(self) -> None:
         """Opens the stream, again with back-off whenever it ends, until cancelled."""
         backoff_s = BACKOFF_MIN_S
@@ -196,13 +208,21 @@ class ShardStream:
             if self.counts.batches_down > heard:
                 backoff_s = BACKOFF_MIN_S
             self._log.info("the stream is down", addr=self.addr, reason=why, again_in_s=backoff_s)
-            await asyncio.sleep(backoff_s * random.uniform(0.75, 1.0))
-            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+            try:
+                async with asyncio.timeout(backoff_s * random.uniform(0.75, 1.0)):
+                    await self._again.wait()
+                backoff_s = BACKOFF_MIN_S
+            except TimeoutError:
+                backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _attach_once(self) -> None:
-        channel = self._channel = new_channel(self._tls, self.addr, _OPTIONS)
+        self._again.clear()
+        # By turns: the name may be older than the topology, and the topology older than the name.
+        addr = self._at if self._tries % 2 == 0 else self.addr
+        self._tries += 1
+        channel = self._channel = new_channel(self._tls, addr, _OPTIONS)
         async with asyncio.timeout(OPEN_TIMEOUT_S):
-            await _connect(channel)
+            await self._open(channel)
         # The stubs do not know that requests may be written instead of iterated.
         call = state_pb2_grpc.StateStub(channel).Attach()  # type: ignore[call-arg]
         self._batch_no = self._taken = self._taken_sent = 0
@@ -218,6 +238,19 @@ class ShardStream:
                 task.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
             call.cancel()
+
+    async def _open(self, channel: grpc.aio.Channel) -> None:
+        """Waits until it is connected. Raises TimeoutError when the topology has news: whom we wait for may be gone."""
+        opening, news = asyncio.create_task(_connect(channel)), asyncio.create_task(self._again.wait())
+        try:
+            done, _ = await asyncio.wait((opening, news), return_when=asyncio.FIRST_COMPLETED)
+            if opening not in done:
+                raise TimeoutError("the topology has news of it")
+            opening.result()
+        finally:
+            for task in (opening, news):
+                task.cancel()
+            await asyncio.gather(opening, news, return_exceptions=True)
 
     def _detach(self) -> None:
         was = self.attached
@@ -240,6 +273,7 @@ class ShardStream:
     async def _write_all(self, call: _Call) -> None:
         await call.write(state_pb2.LinkBatch(hello=self._hello))
         self.attached = True
+        self._tries = 0
         self.counts.attaches += 1
         self._on_change(self)
         while True:

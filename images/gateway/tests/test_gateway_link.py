@@ -9,6 +9,7 @@ import urllib.request
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from plato.fakes.topology import FakeTopology
 from plato.runtime.settings import Settings
 from plato.topology.record import Gateway, Shard, SlotRange, Topology, even_ranges, with_process
 from plato.wire.v1 import state_pb2, state_pb2_grpc
+from plato_gateway import stream
 from plato_gateway.core import lanes
 from plato_gateway.link import Link
 
@@ -420,6 +422,30 @@ async def test_a_stream_comes_back_within_a_second_of_its_shard(cluster: Make) -
         began_s = time.monotonic()
         await attached(w)
         assert time.monotonic() - began_s < 2.5
+
+
+async def test_news_of_a_shard_end_the_wait_for_it(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "BACKOFF_MIN_S", 60.0)
+    monkeypatch.setattr(stream, "BACKOFF_MAX_S", 60.0)
+    c = await cluster(shards=1)
+    published = c.publish()
+    async with c.link(), worker(c, 0, boot=1) as w:
+        await attached(w)
+        await c.shards[0].stop()
+        await until(lambda: w.attach_of(0) == 0)
+        await c.shards[0].start()
+        name, shard = next(iter(published.shards.items()))
+        c.publish(replace(published, shards={name: replace(shard, uid="the next process", ip="127.0.0.1")}))
+        await attached(w)
+
+
+async def test_an_address_that_is_old_is_passed_over_for_the_name(cluster: Make) -> None:
+    c = await cluster(shards=1)
+    record = c.topology()
+    shards = {name: replace(shard, ip="127.0.0.2") for name, shard in record.shards.items()}
+    c.publish(replace(record, shards=shards))
+    async with c.link(), worker(c, 0, boot=1) as w:
+        await attached(w)
 
 
 # ── down ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
-from grpc import aio
-
-from plato.adapters.grpc_peers import Peers
+from plato.adapters.grpc_peers import Peers, PeerUnavailable
 from plato.core.errors import Unavailable
 from plato.ports import Delivery, Payload, TopologySource
 from plato.runtime.tls import InternalTls
+from plato.topology.record import Shard
 from plato.wire.v1 import state_pb2, state_pb2_grpc
 
 DEADLINE_S: Final = 2.0
+
+T = TypeVar("T")
 
 
 class GrpcShards:
@@ -24,42 +25,51 @@ class GrpcShards:
     def __init__(self, topology: TopologySource, tls: InternalTls | None = None) -> None:
         self._topology = topology
         self._peers = Peers("shard", tls)
+        self._silent: dict[str, Shard] = {}
+        """Shards whose process did not answer at its address, as the topology named them then."""
 
     async def deliver(self, shard: str, payloads: Sequence[Payload], entries: Sequence[Delivery]) -> list[int]:
         """See the port."""
-        channel, stub = self._stub(shard)
         request = state_pb2.DeliverRequest(
             payloads=[payload.frame for payload in payloads],
             trace_ids=[payload.trace_id for payload in payloads],
             conn_ids=_column("Q", [entry.conn_id for entry in entries]),
             payload_index=_column("I", [entry.payload for entry in entries]),
         )
-        reply = await self._peers.answer(shard, channel, stub.Deliver(request, timeout=DEADLINE_S))
+        reply = await self._ask(shard, lambda stub: stub.Deliver(request, timeout=DEADLINE_S))
         return _indexes(reply.untaken, len(entries))
 
     async def dirty(self, shard: str, count: int) -> int:
         """See the port."""
-        channel, stub = self._stub(shard)
         request = state_pb2.DirtyRequest(count=count)
-        reply = await self._peers.answer(shard, channel, stub.Dirty(request, timeout=DEADLINE_S))
+        reply = await self._ask(shard, lambda stub: stub.Dirty(request, timeout=DEADLINE_S))
         return reply.done
 
     async def replaced(self, shard: str, conn_id: int, by_conn_id: int, code: int) -> None:
         """See the port."""
-        channel, stub = self._stub(shard)
         request = state_pb2.ReplacedRequest(conn_id=conn_id, by_conn_id=by_conn_id, code=code)
-        await self._peers.answer(shard, channel, stub.Replaced(request, timeout=DEADLINE_S))
+        await self._ask(shard, lambda stub: stub.Replaced(request, timeout=DEADLINE_S))
 
     async def close(self) -> None:
         """Closes the channels; calls on their way raise Unavailable."""
         await self._peers.close()
 
-    def _stub(self, shard: str) -> tuple[aio.Channel, state_pb2_grpc.StateAsyncStub]:
+    async def _ask(self, shard: str, call: Callable[[state_pb2_grpc.StateAsyncStub], Awaitable[T]]) -> T:
+        """The answer of the shard's process, at the address where the topology saw it, or by its name where that one did
+        not answer: by turns, until the topology says something else. Raises Unavailable."""
         found = self._topology.current().shards.get(shard)
         if found is None or not found.addr:
             raise Unavailable(f"shard {shard} is not in the topology")
-        channel = self._peers.channel(shard, found.addr, found.uid)
-        return channel, state_pb2_grpc.StateStub(channel)
+        by_name = self._silent.get(shard) == found
+        channel = self._peers.channel(shard, found.addr if by_name else found.at, found.uid)
+        try:
+            return await self._peers.answer(shard, channel, call(state_pb2_grpc.StateStub(channel)))
+        except PeerUnavailable as e:
+            if e.away and by_name:
+                self._silent.pop(shard, None)
+            elif e.away and found.at != found.addr:
+                self._silent[shard] = found
+            raise
 
 
 def _column(kind: str, numbers: list[int]) -> bytes:

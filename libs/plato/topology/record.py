@@ -38,10 +38,23 @@ class SlotRange:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A state shard: where it serves (host:port) and which process is it now."""
+    """A state shard: where it serves (host:port) and which process is it now.
+
+    ip is where that process was seen last, empty if unknown. Names of replaced pods may lead to the old address for as long
+    as a cache keeps them (30 s are usual), so peers try `at` first, and the name when nobody answers there: it may be newer
+    than the record.
+    """
 
     addr: str
     uid: str
+    ip: str = ""
+
+    @property
+    def at(self) -> str:
+        """host:port to try first."""
+        if not self.ip:
+            return self.addr
+        return f"{f'[{self.ip}]' if ':' in self.ip else self.ip}:{self.addr.rpartition(':')[2]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +247,9 @@ def dumps(t: Topology, *, indent: int | None = 1) -> str:
             "cluster_uid": t.cluster_uid,
             "epoch": t.epoch,
             "slots": [[r.first, r.last, r.shard, r.epoch] for r in t.slots],
-            "shards": {n: {"addr": s.addr, "uid": s.uid} for n, s in t.shards.items()},
+            "shards": {
+                n: {"addr": s.addr, "uid": s.uid, **({"ip": s.ip} if s.ip else {})} for n, s in t.shards.items()
+            },
             "gateways": {
                 n: {
                     "uid": g.uid,
@@ -270,7 +285,9 @@ def loads(text: str) -> Topology:
             cluster_uid=_text(raw["cluster_uid"]),
             epoch=_number(raw["epoch"]),
             slots=tuple(SlotRange(_number(a), _number(b), _text(n), _number(e)) for a, b, n, e in raw["slots"]),
-            shards={n: Shard(_text(s["addr"]), _text(s["uid"])) for n, s in raw["shards"].items()},
+            shards={
+                n: Shard(_text(s["addr"]), _text(s["uid"]), _text(s.get("ip", ""))) for n, s in raw["shards"].items()
+            },
             gateways={
                 n: Gateway(
                     uid=_text(g["uid"]),

@@ -166,8 +166,13 @@ def _refresh_shards(work: Work) -> None:
     for name in shards.keys() - kept:
         del shards[name]
     for pod in work.snap.pods.values():
-        if pod.component == STATE and pod.owner in shards and work.snap.live.get(pod.name) == pod.uid:
-            shards[pod.owner] = replace(shards[pod.owner], uid=pod.uid)
+        if pod.component != STATE or pod.owner not in shards:
+            continue
+        shard = shards[pod.owner]
+        if work.snap.live.get(pod.name) == pod.uid:
+            shards[pod.owner] = replace(shard, uid=pod.uid, ip=pod.ip)
+        elif shard.uid == pod.uid and pod.ip and pod.ip != shard.ip:
+            shards[pod.owner] = replace(shard, ip=pod.ip)  # it got its address after its uid was written
     if shards != work.topology.shards:
         work.change(shards=dict(sorted(shards.items())))
 

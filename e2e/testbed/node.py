@@ -14,6 +14,8 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
+import grpc
+
 from e2e.testbed import pki
 from e2e.testbed.control import Kubectl
 from e2e.testbed.images import PAUSE, load
@@ -152,10 +154,18 @@ class Node:
         self._connect()
         self.names.socket.unlink(missing_ok=True)
         self.containerd.start(self.inside("containerd", "--config", self.names.folder / "containerd.toml"))
-        asked: list[str | Path] = ["ctr", "--address", self.names.socket, "version"]
-        self.containerd.wait(
-            lambda: "Server" in run(asked, quiet=True), 60, f"containerd of {self.names.name} to answer"
-        )
+        self.containerd.wait(self._answers_kubelet, 60, f"containerd of {self.names.name} to answer")
+
+    def _answers_kubelet(self) -> bool:
+        """Whether what kubelet asks first is answered: it ends at once where the CRI part is not initialized yet, which comes
+        later than containerd's own answers."""
+        with grpc.insecure_channel(f"unix:{self.names.socket}") as channel:
+            ask = channel.unary_unary("/runtime.v1.RuntimeService/Version")
+            try:
+                ask(b"", timeout=5)
+            except grpc.RpcError:
+                return False
+        return True
 
     def _start_agents(self) -> None:
         """kubelet and kube-proxy."""

@@ -370,7 +370,8 @@ def test_o17_o16_a_lost_node_keeps_ids_and_slots_until_it_is_fenced_and_an_updat
     stage: Stage,
 ) -> None:
     """Power loss: its pod terminates for ever and stays in the record; an update takes one of the others at a time, if
-    any. The taint out-of-service frees it all; its successor finds no node and says why. With the node back the update ends."""
+    any. The taint out-of-service frees it all; its successor finds no node and says why. With the node back the update
+    ends."""
     pod = stage.on(LOSABLE)
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
     its, slots = stage.recorded(name), [s[:3] for s in stage.platform.topology()["slots"]]

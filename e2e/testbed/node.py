@@ -157,10 +157,10 @@ class Node:
         self.containerd.wait(self._answers_kubelet, 60, f"containerd of {self.names.name} to answer")
 
     def _answers_kubelet(self) -> bool:
-        """Whether what kubelet asks first is answered: it ends at once where the CRI part is not initialized yet, which comes
-        later than containerd's own answers."""
+        """Whether what kubelet asks first is answered: it ends at once where the CRI part is not initialized yet, which
+        comes later than containerd's own answers."""
         with grpc.insecure_channel(f"unix:{self.names.socket}") as channel:
-            ask = channel.unary_unary("/runtime.v1.RuntimeService/Version")
+            ask = channel.unary_unary("/runtime.v1.RuntimeService/Version", bytes, bytes)
             try:
                 ask(b"", timeout=5)
             except grpc.RpcError:

@@ -234,9 +234,7 @@ async def test_r7_a_slot_on_the_move_waits_beside_its_lane_and_marks_nobody() ->
         await until(lambda: r.progress.fanned_out == 2)
         assert r.seqs(bob) == [1]
         assert r.dirty.marked == []
-        r.topology.set(
-            replace(TOPOLOGY, epoch=3)
-        )  # no open move: nobody knows bob
+        r.topology.set(replace(TOPOLOGY, epoch=3))  # no open move: nobody knows bob
         r.shards.untaken.add(bob)
         await r.submit(decision(3, members=["bob"], from_user="nobody"))
         await until(lambda: r.progress.fanned_out == 3)

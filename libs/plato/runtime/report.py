@@ -85,7 +85,13 @@ def route(settings: Settings, report: Callable[[], Mapping[str, Any]]) -> Route:
                 return JSONResponse(
                     {"error": "a valid bearer token is needed"}, status_code=401, headers={"WWW-Authenticate": "Bearer"}
                 )
-        said = {"name": settings.process.name, "uid": settings.process.uid, "boot": boot, "pid": os.getpid(), **report()}
+        said = {
+            "name": settings.process.name,
+            "uid": settings.process.uid,
+            "boot": boot,
+            "pid": os.getpid(),
+            **report(),
+        }
         return JSONResponse(said, headers={"Cache-Control": "no-store"})
 
     return Route(PATH, answer)

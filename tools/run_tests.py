@@ -1,6 +1,7 @@
 """`make test`: every test, in two pytest runs side by side, so that both cores have something to do while one waits.
 
-    tests/faults      wait most of the time: for kills, time-outs, repairs
+    APART             the faults, which wait most of the time (for kills, time-outs, repairs), and as much more as makes both
+                      runs end together
     everything else   short and busy
 
 The first run's output is shown live, the second's when it has ended; the last line adds the two up as pytest would say it.
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
-APART = "tests/faults"
+APART = ("tests/faults", "libs/plato/tests/test_local_supervisor.py", "tests/contract/test_grpc_liveness.py")
 
 
 _COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
@@ -63,8 +64,8 @@ def main(arguments: Sequence[str]) -> int:
     counts: Counter[str] = Counter()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as apart:
         # The second run leaves the cache of last failures to the first.
-        runs.append(pytest([f"--ignore={APART}"], subprocess.PIPE))
-        runs.append(pytest(["-p", "no:cacheprovider", APART], apart))
+        runs.append(pytest([f"--ignore={path}" for path in APART], subprocess.PIPE))
+        runs.append(pytest(["-p", "no:cacheprovider", *(p for p in APART if (ROOT / p).exists())], apart))
         shown = []
         live = runs[0].stdout
         assert live is not None

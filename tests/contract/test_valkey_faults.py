@@ -247,25 +247,41 @@ async def test_m26_a_restarted_store_is_usable_at_once(store: ValkeyStore, serve
         for _ in range(3):
             with pytest.raises(Unavailable, match=r"store redis://127\.0\.0\.1:\d+/0: "):
                 await store.ping()
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 5, "refused is known at once; it waits for nothing"
         await server.start()
         await everything(store, n)
     assert {s.device_id for s in await store.sessions.load(SLOT)} == {0, 2, 4}
 
 
-async def test_a_store_that_hangs_fails_everyone_in_time(store: ValkeyStore, server: ValkeyServer) -> None:
+def counted_connects(store: ValkeyStore, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One item for each connection that the store begins from now on."""
+    connects: list[None] = []
+    connect = store._client._connection.connect
+
+    async def counted() -> None:
+        connects.append(None)
+        await connect()
+
+    monkeypatch.setattr(store._client._connection, "connect", counted)
+    return connects
+
+
+async def test_a_store_that_hangs_fails_everyone_in_time(
+    store: ValkeyStore, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await everything(store, 0)
     assert server.pid is not None
+    connects = counted_connects(store, monkeypatch)
     os.kill(server.pid, signal.SIGSTOP)
-    begun = time.monotonic()
     calls = [store.sessions.prove("plato-s0", "a1") for _ in range(3_000)]
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    assert all(isinstance(r, Unavailable) for r in results)
-    assert time.monotonic() - begun < 2.9  # one time-out; a second try would need another second to connect
-    begun = time.monotonic()
-    with pytest.raises(Unavailable, match="no answer in time"):  # the handshake hangs as well
-        await store.ping()
-    assert time.monotonic() - begun < 4
+    async with asyncio.timeout(20):  # 2 s and what 3,000 failures cost; one time-out after the other would be 12 s
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(r, Unavailable) and "no answer in time" in str(r) for r in results)
+    assert not connects, "a time-out is final: nobody waits for a second one"
+    async with asyncio.timeout(20):
+        with pytest.raises(Unavailable, match="no answer in time"):  # the handshake hangs as well
+            await store.ping()
+    assert 1 <= len(connects) <= 2
     os.kill(server.pid, signal.SIGCONT)
     await everything(store, 2)
 

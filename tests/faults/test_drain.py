@@ -189,7 +189,7 @@ async def test_who_does_not_go_is_cut_at_the_deadline(fault_cluster: LocalCluste
         named = await raw.until(pb.REDIRECT, pb.RedirectMsg)
         assert [(g.name, g.port) for g in named.gateways] == [("edge-1", cluster.ports["edge-1.tcp"])]
         assert (await raw.until(pb.ERROR, pb.ErrorMsg)).code == Code.GATEWAY_CLOSING
-        assert 2.0 < time.monotonic() - began < 5.0
+        assert 2.0 < time.monotonic() - began < 15.0
         assert await raw.ended() == []
         await until(lambda: drained(cluster, "edge-0"), 10.0)
         status = report(cluster, "edge-0")

@@ -41,7 +41,7 @@ async def test_r5_a_restarted_shard_takes_its_slots_at_once_and_its_clients_noti
     world.publish()
     begun = asyncio.get_running_loop().time()
     async with world.shard() as state:
-        assert asyncio.get_running_loop().time() - begun < 2.0, "it need not wait 10 s for itself"
+        assert asyncio.get_running_loop().time() - begun < 8.0, "it need not wait 10 s for itself"
         fence = state.shard.slots[slot_of(conn_id)].fence
         assert (fence.epoch, fence.start) > (old.epoch, old.start)
         assert fence.token != old.token

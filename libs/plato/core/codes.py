@@ -41,6 +41,7 @@ class Code(IntEnum):
     SYNC_FIRST = 103
     UNAVAILABLE = 104
     NOT_READY = 105
+    LOGIN_LATER = 106
 
     GATEWAY_FULL = 200
     SLOW_READER = 201
@@ -49,6 +50,7 @@ class Code(IntEnum):
     GATEWAY_CLOSING = 204
     SLOT_LOST = 205
     FLOODING = 206
+    ADDRESS_BUSY = 207
 
     LOGIN_FIRST = 300
     SESSION_UNKNOWN = 301
@@ -90,6 +92,7 @@ TEXT: dict[Code, str] = {
     Code.SYNC_FIRST: "send Sync first: it commits the session",
     Code.UNAVAILABLE: "a part of the platform is away; try again",
     Code.NOT_READY: "this slot is still loading; try again",
+    Code.LOGIN_LATER: "too many log in at once; the same again after the time that is told",
     Code.GATEWAY_FULL: "this gateway is full; try the next one",
     Code.SLOW_READER: "you read more slowly than you were sent; resume and sync",
     Code.LOGIN_TIMEOUT: "no login within the time-out",
@@ -97,6 +100,7 @@ TEXT: dict[Code, str] = {
     Code.GATEWAY_CLOSING: "this gateway is closing; resume through another one",
     Code.SLOT_LOST: "the owner of this connection changed; resume",
     Code.FLOODING: "you send faster than this connection is served; slow down and resume",
+    Code.ADDRESS_BUSY: "too many connections come from your address; try the next gateway, this one after the time told",
     Code.LOGIN_FIRST: "this connection is not known; log in or resume",
     Code.SESSION_UNKNOWN: "the session ended; log in",
     Code.SECRET_WRONG: "the resume secret does not fit; log in",

@@ -140,6 +140,26 @@ class StateSettings(_Section):
         le=240_000,
         description="Told to clients: shorter finds dead sockets sooner, longer saves batteries.",
     )
+    heartbeat_floor_ms: int | None = Field(
+        None, ge=100, description="The least interval that a client may learn for its network; unset: heartbeat_ms / 2."
+    )
+    heartbeat_ceiling_ms: int | None = Field(
+        None,
+        le=1_920_000,
+        description="The longest one; unset: heartbeat_ms × 8. With both at heartbeat_ms nothing is learnt.",
+    )
+    connect_delay_ms: int = Field(
+        250, ge=10, le=10_000, description="Told to clients: when the next gateway is tried beside one that is silent."
+    )
+    connect_timeout_ms: int = Field(
+        5_000, ge=100, le=60_000, description="Told to clients: an attempt to connect is given up after this."
+    )
+    logins_per_s: int = Field(
+        500,
+        ge=1,
+        le=100_000,
+        description="Logins and resumes let in by this shard; who comes when there is no room is told its turn.",
+    )
     resume_window_ms: int = Field(
         300_000, ge=1_000, description="How long a session waits for its client to come back; then it must log in."
     )
@@ -158,8 +178,20 @@ class StateSettings(_Section):
         33_554_432, ge=1_048_576, description="Uplink bytes that wait for the bus; past it: busy."
     )
 
+    @property
+    def heartbeat_bounds_ms(self) -> tuple[int, int]:
+        """The least and the longest interval that a client may keep."""
+        floor, ceiling = self.heartbeat_floor_ms, self.heartbeat_ceiling_ms
+        return floor or self.heartbeat_ms // 2, ceiling or self.heartbeat_ms * 8
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        floor_ms, ceiling_ms = self.heartbeat_bounds_ms
+        if not floor_ms <= self.heartbeat_ms <= ceiling_ms:
+            raise ValueError(
+                f"heartbeat_ms ({self.heartbeat_ms}) must lie between heartbeat_floor_ms ({floor_ms}) and "
+                f"heartbeat_ceiling_ms ({ceiling_ms})"
+            )
         if self.repeat_max_ms < self.repeat_min_ms:
             raise ValueError(
                 f"repeat_max_ms ({self.repeat_max_ms}) must not be below repeat_min_ms ({self.repeat_min_ms})"
@@ -183,6 +215,9 @@ class MsgSettings(_Section):
     batch_records: int = Field(500, ge=1, le=10_000, description="Records of one partition in one transaction.")
     member_stale_ms: int = Field(3_000, ge=500, description="A msg process silent this long loses its partitions.")
     bus_retention_s: int = Field(86_400, ge=60, description="Bus rows are kept this long after their fan-out.")
+    allocator: Literal["single_writer", "redis", "segment"] = Field(
+        "single_writer", description="Who gives seqs; see docs/allocators.md. May change at any start."
+    )
 
 
 class IpconfigSettings(_Section):

@@ -150,11 +150,14 @@ class LoginMsg(_message.Message):
     PLATFORM_FIELD_NUMBER: _builtins.int
     NETWORK_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     LoginMsgBody: _builtins.bytes
     token: _builtins.str
     platform: _builtins.str
     network: _builtins.str
     version: _builtins.str
+    heartbeat_ms: _builtins.int
+    """the interval that the client has learnt for this network; 0: none"""
     @_builtins.property
     def Head(self) -> Global___LoginMsgHead: ...
     def __init__(
@@ -166,10 +169,11 @@ class LoginMsg(_message.Message):
         platform: _builtins.str = ...,
         network: _builtins.str = ...,
         version: _builtins.str = ...,
+        heartbeat_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["Head", b"Head"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["Head", b"Head", "LoginMsgBody", b"LoginMsgBody", "network", b"network", "platform", b"platform", "token", b"token", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["Head", b"Head", "LoginMsgBody", b"LoginMsgBody", "heartbeat_ms", b"heartbeat_ms", "network", b"network", "platform", b"platform", "token", b"token", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -198,10 +202,13 @@ class HeartbeatMsg(_message.Message):
     HEARTBEATMSGBODY_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     PUSH_NO_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     HeartbeatMsgBody: _builtins.bytes
     run: _builtins.int
     """newest (run, push_no) that the client has stored"""
     push_no: _builtins.int
+    heartbeat_ms: _builtins.int
+    """the interval that the client wishes for; 0: the platform's"""
     @_builtins.property
     def Head(self) -> Global___HeartbeatMsgHead: ...
     def __init__(
@@ -211,10 +218,11 @@ class HeartbeatMsg(_message.Message):
         HeartbeatMsgBody: _builtins.bytes = ...,
         run: _builtins.int = ...,
         push_no: _builtins.int = ...,
+        heartbeat_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["Head", b"Head"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["Head", b"Head", "HeartbeatMsgBody", b"HeartbeatMsgBody", "push_no", b"push_no", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["Head", b"Head", "HeartbeatMsgBody", b"HeartbeatMsgBody", "heartbeat_ms", b"heartbeat_ms", "push_no", b"push_no", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -246,8 +254,14 @@ class ReConnMsg(_message.Message):
     HEAD_FIELD_NUMBER: _builtins.int
     RECONNMSGBODY_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
+    NETWORK_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     ReConnMsgBody: _builtins.bytes
     secret: _builtins.bytes
+    network: _builtins.str
+    """as in Login"""
+    heartbeat_ms: _builtins.int
+    """as in Login"""
     @_builtins.property
     def Head(self) -> Global___ReConnMsgHead: ...
     def __init__(
@@ -256,10 +270,12 @@ class ReConnMsg(_message.Message):
         Head: Global___ReConnMsgHead | None = ...,
         ReConnMsgBody: _builtins.bytes = ...,
         secret: _builtins.bytes = ...,
+        network: _builtins.str = ...,
+        heartbeat_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["Head", b"Head"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["Head", b"Head", "ReConnMsgBody", b"ReConnMsgBody", "secret", b"secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["Head", b"Head", "ReConnMsgBody", b"ReConnMsgBody", "heartbeat_ms", b"heartbeat_ms", "network", b"network", "secret", b"secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -290,6 +306,11 @@ class ACKMsg(_message.Message):
     REPEAT_MAX_MS_FIELD_NUMBER: _builtins.int
     MAX_BODY_BYTES_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FLOOR_MS_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_CEILING_MS_FIELD_NUMBER: _builtins.int
+    CONNECT_DELAY_MS_FIELD_NUMBER: _builtins.int
+    CONNECT_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    RETRY_MS_FIELD_NUMBER: _builtins.int
     Code: _builtins.int
     Msg: _builtins.str
     Type: Global___CmdType.ValueType
@@ -326,6 +347,16 @@ class ACKMsg(_message.Message):
     """Login, ReConn"""
     user_id: _builtins.str
     """Login, ReConn: who the server takes you for"""
+    heartbeat_floor_ms: _builtins.int
+    """Login, ReConn: an interval may be wished for from here …"""
+    heartbeat_ceiling_ms: _builtins.int
+    """… up to here"""
+    connect_delay_ms: _builtins.int
+    """Login, ReConn: the next gateway is tried beside one that is silent for so long"""
+    connect_timeout_ms: _builtins.int
+    """Login, ReConn: an attempt to connect that took so long is given up"""
+    retry_ms: _builtins.int
+    """LOGIN_LATER: not before so long"""
     def __init__(
         self,
         *,
@@ -350,10 +381,15 @@ class ACKMsg(_message.Message):
         repeat_max_ms: _builtins.int = ...,
         max_body_bytes: _builtins.int = ...,
         user_id: _builtins.str = ...,
+        heartbeat_floor_ms: _builtins.int = ...,
+        heartbeat_ceiling_ms: _builtins.int = ...,
+        connect_delay_ms: _builtins.int = ...,
+        connect_timeout_ms: _builtins.int = ...,
+        retry_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ClientID", b"ClientID", "Code", b"Code", "ConnID", b"ConnID", "Msg", b"Msg", "MsgID", b"MsgID", "SessionID", b"SessionID", "Type", b"Type", "client_msg_id", b"client_msg_id", "conversation_id", b"conversation_id", "expected", b"expected", "heartbeat_ms", b"heartbeat_ms", "max_body_bytes", b"max_body_bytes", "push_no", b"push_no", "reconnect_delay_ms", b"reconnect_delay_ms", "ref", b"ref", "repeat_max_ms", b"repeat_max_ms", "repeat_min_ms", b"repeat_min_ms", "resume_window_ms", b"resume_window_ms", "run", b"run", "secret", b"secret", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ClientID", b"ClientID", "Code", b"Code", "ConnID", b"ConnID", "Msg", b"Msg", "MsgID", b"MsgID", "SessionID", b"SessionID", "Type", b"Type", "client_msg_id", b"client_msg_id", "connect_delay_ms", b"connect_delay_ms", "connect_timeout_ms", b"connect_timeout_ms", "conversation_id", b"conversation_id", "expected", b"expected", "heartbeat_ceiling_ms", b"heartbeat_ceiling_ms", "heartbeat_floor_ms", b"heartbeat_floor_ms", "heartbeat_ms", b"heartbeat_ms", "max_body_bytes", b"max_body_bytes", "push_no", b"push_no", "reconnect_delay_ms", b"reconnect_delay_ms", "ref", b"ref", "repeat_max_ms", b"repeat_max_ms", "repeat_min_ms", b"repeat_min_ms", "resume_window_ms", b"resume_window_ms", "retry_ms", b"retry_ms", "run", b"run", "secret", b"secret", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -849,12 +885,15 @@ class ErrorMsg(_message.Message):
     MSG_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     REF_FIELD_NUMBER: _builtins.int
+    RETRY_MS_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     msg: _builtins.str
     type: Global___CmdType.ValueType
     """type of the refused frame"""
     ref: _builtins.int
     """Sync, Pull"""
+    retry_ms: _builtins.int
+    """ADDRESS_BUSY: not through this gateway before so long"""
     def __init__(
         self,
         *,
@@ -862,10 +901,11 @@ class ErrorMsg(_message.Message):
         msg: _builtins.str = ...,
         type: Global___CmdType.ValueType = ...,
         ref: _builtins.int = ...,
+        retry_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "msg", b"msg", "ref", b"ref", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "msg", b"msg", "ref", b"ref", "retry_ms", b"retry_ms", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

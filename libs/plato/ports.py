@@ -142,6 +142,18 @@ class ReservationStore(Protocol):
         and its reservation has not passed (now < until): refuse to serve."""
 
 
+class SeqCounters(Protocol):
+    """One counter per conversation, in the store (design §8, allocator `redis`). Never with a TTL. A counter stands only
+    under the run of the server that it was begun under: after a restart or a failover it may lag, and nobody can tell."""
+
+    async def take(self, wanted: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+        """{conversation: (count, above)} → the first of `count` consecutive numbers, all greater than `above` and than any
+        that this counter gave. Absent: its counter is missing, or of another run of the server; `begin` it."""
+
+    async def begin(self, wanted: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+        """As `take`; missing counters and those of another run are made to stand, above both `above` and what they hold."""
+
+
 # ── bus (design §8, R7, R8) ──────────────────────────────────────────────────────────────────────────────────
 
 

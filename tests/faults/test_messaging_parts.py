@@ -23,6 +23,7 @@ FAULT_SETTINGS = {
     "state.reconnect_delay_ms": 200,
     "state.repeat_min_ms": 500,
     "state.repeat_max_ms": 3_000,
+    "msg.allocator": "redis",  # the one with most parts that may die
 }
 pytestmark = pytest.mark.timeout(110)
 MIB = 1 << 20

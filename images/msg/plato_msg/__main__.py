@@ -19,9 +19,10 @@ from plato.router import Router
 from plato.runtime import admin, logs, process, report, tls
 from plato.runtime.settings import Settings, SettingsError
 
-from plato_msg import metrics, server
+from plato_msg import allocators, metrics, server
 from plato_msg.core.policy import Rules
 from plato_msg.service import MsgService, Options
+from plato_msg.store_pg import PgMsgStore
 
 PIPELINE_CONNECTIONS = 4
 READ_CONNECTIONS = 4
@@ -64,6 +65,7 @@ async def main(settings: Settings) -> int:
         Router(store.routes),
         shards,
         store.reservations,
+        allocators.choose(settings.msg.allocator, PgMsgStore(database), store.counters),
     )
 
     def not_ready() -> str:

@@ -30,3 +30,12 @@ DURABILITY: Final = Gauge(
     "plato_msg_durability", "1 at what the database promises: none, process, node (R11).", ["level"]
 )
 READS: Final = Counter("plato_msg_reads_total", "Sync and Pull answered, by code.", ["kind", "code"])
+SEQ_JUMPS: Final = Counter(
+    "plato_msg_seq_jumps_total", "Counters of the store that were lost and begun again, higher up."
+)
+SEQS_AHEAD: Final = Counter(
+    "plato_msg_seq_segments_ahead_total", "Segments of seqs that were fetched before their need."
+)
+SEQS_FALLEN_BACK: Final = Gauge(
+    "plato_msg_seqs_fallen_back", "1 while segments give the seqs because the store's counters are away."
+)

@@ -335,6 +335,31 @@ class PgMsgStore:
             )
         return [Message(*row) for row in rows]
 
+    # ── seqs that are reserved (plato_msg.core.allocator.SeqLedger) ─────────────────────────────────────────
+
+    async def reserved(self, conversations: Iterable[str]) -> dict[str, int]:
+        """See SeqLedger."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(
+                "SELECT conversation_id, upto FROM im_seq_reserved WHERE conversation_id = ANY ($1)",
+                list(conversations),
+            )
+        return {row[0]: row[1] for row in rows}
+
+    async def reserve(self, above: Mapping[str, int], count: int) -> dict[str, int]:
+        """See SeqLedger. Rows are locked in the order of their ids, so that two owners cannot deadlock."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(
+                "INSERT INTO im_seq_reserved AS held (conversation_id, upto)"
+                " SELECT c, above + $3 FROM unnest($1::text[], $2::bigint[]) AS w(c, above) ORDER BY c"
+                " ON CONFLICT (conversation_id) DO UPDATE SET upto = greatest(held.upto, EXCLUDED.upto - $3) + $3"
+                " RETURNING conversation_id, upto",
+                list(above.keys()),
+                list(above.values()),
+                count,
+            )
+        return {row[0]: row[1] for row in rows}
+
     # ── dirty shards ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def mark_dirty(self, shards: Collection[str]) -> None:

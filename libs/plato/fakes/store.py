@@ -43,6 +43,10 @@ class MemoryStore:
         self.proofs: dict[str, _Proofs] = {}
         self.routes: dict[tuple[str, int], Route] = {}
         self.reservations: dict[int, _Reservation] = {}
+        self.counters: dict[str, tuple[int, int]] = {}
+        """{conversation: (last number, run of the server)}."""
+        self.run = 1
+        """Raise it to play a restart or a failover."""
 
     def wipe(self) -> None:
         """Loses everything."""
@@ -50,6 +54,7 @@ class MemoryStore:
         self.proofs.clear()
         self.routes.clear()
         self.reservations.clear()
+        self.counters.clear()
 
     def check(self) -> None:
         """Raises Unavailable while the store is away."""
@@ -183,3 +188,29 @@ class FakeReservationStore:
             window = Window(begin, begin + ahead_ms)
         self._memory.reservations[worker_id] = _Reservation(uid, boot, window.until_ms)
         return window
+
+
+class FakeSeqCounters:
+    """SeqCounters in memory."""
+
+    def __init__(self, memory: MemoryStore) -> None:
+        self._memory = memory
+
+    async def take(self, wanted: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+        """See the port."""
+        self._memory.check()
+        counters, run = self._memory.counters, self._memory.run
+        return self._add({c: w for c, w in wanted.items() if c in counters and counters[c][1] == run})
+
+    async def begin(self, wanted: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+        """See the port."""
+        self._memory.check()
+        return self._add(wanted)
+
+    def _add(self, wanted: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+        firsts = {}
+        for conversation, (count, above) in wanted.items():
+            last = max(self._memory.counters.get(conversation, (0, 0))[0], above)
+            self._memory.counters[conversation] = (last + count, self._memory.run)
+            firsts[conversation] = last + 1
+        return firsts

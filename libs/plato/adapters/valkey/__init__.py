@@ -1,9 +1,10 @@
-"""The store on Valkey or Redis: sessions, fences, routes and reservations (design §7).
+"""The store on Valkey or Redis: sessions, fences, routes, reservations, counters (design §7).
 
     plato.adapters.valkey.client         one shared pipeline: batches, retry once, scripts, errors
     plato.adapters.valkey.sessions       SessionStore       {s<slot>}  and the proofs {o<owner>}
     plato.adapters.valkey.routes         RouteStore         {u<hash of the user>}
     plato.adapters.valkey.reservations   ReservationStore   {w<worker_id>}
+    plato.adapters.valkey.counters       SeqCounters        {q<0..63>}
 
 Each script touches keys of one hash tag only, so that a cluster may spread them. No key has a TTL.
 """
@@ -11,6 +12,7 @@ Each script touches keys of one hash tag only, so that a cluster may spread them
 from __future__ import annotations
 
 from plato.adapters.valkey.client import Client
+from plato.adapters.valkey.counters import ValkeySeqCounters
 from plato.adapters.valkey.reservations import ValkeyReservationStore
 from plato.adapters.valkey.routes import ValkeyRouteStore
 from plato.adapters.valkey.sessions import ValkeySessionStore
@@ -19,13 +21,14 @@ __all__ = ["ValkeyStore"]
 
 
 class ValkeyStore:
-    """One process's way to the store: three ports over one connection. Usable again at once after any outage."""
+    """One process's way to the store: four ports over one connection. Usable again at once after any outage."""
 
     def __init__(self, client: Client, prefix: str) -> None:
         self._client = client
         self.sessions = ValkeySessionStore(client, prefix)
         self.routes = ValkeyRouteStore(client, prefix)
         self.reservations = ValkeyReservationStore(client, prefix)
+        self.counters = ValkeySeqCounters(client, prefix)
 
     @classmethod
     async def connect(cls, url: str, prefix: str = "") -> ValkeyStore:

@@ -15,6 +15,7 @@ REPEATS: Final = Counter("plato_state_repeats_total", "Pushes sent again since n
 DROPPED: Final = Counter("plato_state_dropped_total", "Frames and events dropped by reason.", ["reason"])
 DOUBTS: Final = Counter("plato_state_doubts_total", "Sessions that began a new run.")
 LOGINS: Final = Counter("plato_state_commits_total", "Ends of commits by result.", ["result"])
+PUT_OFF: Final = Counter("plato_state_logins_put_off_total", "Logins and resumes that were told to come later.")
 ENDED: Final = Counter("plato_state_sessions_ended_total", "Sessions that ended by reason.", ["reason"])
 REDIRECTS: Final = Counter("plato_state_redirects_total", "Clients of draining gateways by what was done.", ["done"])
 APPEND_SECONDS: Final = Histogram(

@@ -27,9 +27,11 @@ from plato.runtime.process import forever
 from plato.wire.v1.client_pb2 import PULL, SYNC
 
 from plato_state import metrics
-from plato_state.core import answers, session
+from plato_state.core import actions as do
+from plato_state.core import answers
+from plato_state.core.actions import Action
 from plato_state.core.answers import Kind
-from plato_state.core.session import Action, Connection, Phase
+from plato_state.core.session import Connection, Phase
 from plato_state.downlink import Downlink
 from plato_state.shard import TICK_MS, Background, Shard, Slot, pending_ticks
 
@@ -65,13 +67,13 @@ class Sessions:
         self._topology = topology
         self._log = logs.get("sessions")
         self._background = Background(metrics.ERRORS.inc)
-        self._reads: dict[int, tuple[Connection, session.AskRoute | None]] = {}
+        self._reads: dict[int, tuple[Connection, do.AskRoute | None]] = {}
         """By conn_id; None: a heartbeat's check. A newer question takes the place of one that was not put yet: the
         machine ignores the older one's answer."""
         self._checking: set[int] = set()
         """conn_ids whose route is being asked for by a heartbeat, from the question to its answer: one at a time."""
-        self._resumes: dict[int, tuple[Connection, session.AskSession]] = {}
-        self._ends: deque[tuple[Connection | None, session.End | session.Remove]] = deque()
+        self._resumes: dict[int, tuple[Connection, do.AskSession]] = {}
+        self._ends: deque[tuple[Connection | None, do.End | do.Remove]] = deque()
         self._work = {name: asyncio.Event() for name in ("reads", "resumes", "ends")}
         self._store_room = asyncio.Semaphore(STORE_TASKS)
         self._msg_room = asyncio.Semaphore(MSG_TASKS)
@@ -89,46 +91,46 @@ class Sessions:
         shard, downlink = self._shard, self._downlink
         for action in actions:
             match action:
-                case session.Send():
+                case do.Send():
                     downlink.send(conn_id, action.frame)
-                case session.Arm():
+                case do.Arm():
                     shard.arm(conn_id, action.after_ms)
-                case session.CheckRoute():
+                case do.CheckRoute():
                     if conn_id not in self._checking:
                         self._checking.add(conn_id)
                         self._reads.setdefault(conn_id, (connection, None))
                         self._work["reads"].set()
-                case session.Close():
+                case do.Close():
                     downlink.close(conn_id, action.frame)
-                case session.Forget():
+                case do.Forget():
                     shard.forget(connection)
-                case session.Await():
+                case do.Await():
                     self._pending.append((shard.now + self._pending_ticks, connection, action.kind, action.ref))
-                case session.AskRoute():
+                case do.AskRoute():
                     self._reads[conn_id] = connection, action
                     self._work["reads"].set()
-                case session.AskSession():
+                case do.AskSession():
                     self._resumes[conn_id] = connection, action
                     self._work["resumes"].set()
-                case session.Commit():
+                case do.Commit():
                     self._background.start(self._commit(connection, action))
-                case session.AskSync():
+                case do.AskSync():
                     self._background.start(self._ask_sync(connection, action))
-                case session.AskPull():
+                case do.AskPull():
                     self._background.start(self._ask_pull(connection, action))
-                case session.TellReplaced():
+                case do.TellReplaced():
                     self.tell_replaced(action.conn_id, conn_id, Code.REPLACED)
-                case session.End():
+                case do.End():
                     shard.life.cancel(conn_id)
                     shard.repeats.cancel(conn_id)
                     self._ends.append((connection, action))
                     self._work["ends"].set()
-                case session.Remove():
+                case do.Remove():
                     self._ends.append((None, action))
                     self._work["ends"].set()
-                case session.RestoreRoute():
+                case do.RestoreRoute():
                     self._background.start(self._restore(connection, action))
-                case session.Replay():
+                case do.Replay():
                     self.replay(connection, action.frames)
 
     def pend(self) -> None:
@@ -182,8 +184,8 @@ class Sessions:
                 finally:
                     self._checking.difference_update([connection.conn_id for connection, _ in batch])
 
-    async def _read_batch(self, batch: list[tuple[Connection, session.AskRoute | None]]) -> None:
-        wanted: list[tuple[Connection, session.AskRoute | None, str, int]] = []
+    async def _read_batch(self, batch: list[tuple[Connection, do.AskRoute | None]]) -> None:
+        wanted: list[tuple[Connection, do.AskRoute | None, str, int]] = []
         for connection, ask in batch:
             if ask is not None:
                 wanted.append((connection, ask, ask.user, ask.device_id))
@@ -217,7 +219,7 @@ class Sessions:
                 batch = _take(self._resumes, RESUMES_PER_ROUND)
                 await self._find_batch(batch)
 
-    async def _find_batch(self, batch: list[tuple[Connection, session.AskSession]]) -> None:
+    async def _find_batch(self, batch: list[tuple[Connection, do.AskSession]]) -> None:
         try:
             olds = await self._get_all([ask.conn_id for _, ask in batch])
             users = [old.user if old is not None else "" for old in olds]
@@ -251,7 +253,7 @@ class Sessions:
 
     # ── commit and end ───────────────────────────────────────────────────────────────────────────────────────
 
-    async def _commit(self, connection: Connection, action: session.Commit) -> None:
+    async def _commit(self, connection: Connection, action: do.Commit) -> None:
         mine = action.session
         slot = self._shard.slots.get(slot_of(mine.conn_id))
         done: bool | None = None
@@ -302,9 +304,9 @@ class Sessions:
                 if not await self._end_batch(batch):
                     await asyncio.sleep(RETRY_S)
 
-    async def _end_batch(self, batch: list[tuple[Connection | None, session.End | session.Remove]]) -> bool:
+    async def _end_batch(self, batch: list[tuple[Connection | None, do.End | do.Remove]]) -> bool:
         """Ends what it can; puts the rest back. False: the store is away."""
-        by_slot: dict[int, list[tuple[Connection | None, session.End | session.Remove]]] = {}
+        by_slot: dict[int, list[tuple[Connection | None, do.End | do.Remove]]] = {}
         finished = asyncio.Event()
         for connection, action in batch:
             conn_id = action.session.conn_id
@@ -321,7 +323,7 @@ class Sessions:
                 self._removing.pop(action.session.conn_id, None)
         return all(results)
 
-    async def _end_slot(self, number: int, items: list[tuple[Connection | None, session.End | session.Remove]]) -> bool:
+    async def _end_slot(self, number: int, items: list[tuple[Connection | None, do.End | do.Remove]]) -> bool:
         slot = self._shard.slots.get(number)
         if slot is None:
             return True  # lost: its new owner ends them
@@ -329,7 +331,7 @@ class Sessions:
         async with self._store_room:
             try:
                 for _, action in items:
-                    if isinstance(action, session.End):
+                    if isinstance(action, do.End):
                         ended = action.session
                         # The route first: after a crash between the two it names nothing that is not there.
                         await self._router.end(ended.user, ended.device_id, Route(ended.conn_id, ended.gen))
@@ -349,7 +351,7 @@ class Sessions:
                 self._shard.forget(connection)
         return True
 
-    async def _restore(self, connection: Connection, action: session.RestoreRoute) -> None:
+    async def _restore(self, connection: Connection, action: do.RestoreRoute) -> None:
         mine = action.session
         slot = self._shard.slots.get(slot_of(mine.conn_id))
         if slot is None or not slot.loaded or not self._knows(connection) or connection.phase is not Phase.LIVE:
@@ -371,7 +373,7 @@ class Sessions:
 
     # ── questions to msg ─────────────────────────────────────────────────────────────────────────────────────
 
-    async def _ask_sync(self, connection: Connection, ask: session.AskSync) -> None:
+    async def _ask_sync(self, connection: Connection, ask: do.AskSync) -> None:
         user = connection.session.user if connection.session is not None else ""
         late = self._late(connection, SYNC, ask.ref)
         try:
@@ -384,7 +386,7 @@ class Sessions:
             connection.request_done()
         self._answer(connection, frame)
 
-    async def _ask_pull(self, connection: Connection, ask: session.AskPull) -> None:
+    async def _ask_pull(self, connection: Connection, ask: do.AskPull) -> None:
         user = connection.session.user if connection.session is not None else ""
         late = self._late(connection, PULL, ask.ref)
         try:

@@ -25,6 +25,7 @@ from plato_state.core.checks import max_body_bytes
 from plato_state.core.pushes import first_run
 from plato_state.core.session import Connection, Rules
 from plato_state.core.table import Table
+from plato_state.core.turns import Turns
 from plato_state.core.wheel import Wheel, spread
 from plato_state.stream import LinkStream
 
@@ -69,6 +70,7 @@ class Shard:
         self.name = name
         self.settings = settings
         self.body_limit_bytes = max_body_bytes(max_frame_bytes)
+        floor_ms, ceiling_ms = settings.heartbeat_bounds_ms
         self.rules = Rules(
             login_timeout_ms=settings.login_timeout_ms,
             heartbeat_ms=settings.heartbeat_ms,
@@ -76,12 +78,15 @@ class Shard:
             max_uplinks=settings.max_uplinks_per_connection,
             guests=guests,
             told=Told(
-                heartbeat_ms=settings.heartbeat_ms,
                 resume_window_ms=settings.resume_window_ms,
                 reconnect_delay_ms=settings.reconnect_delay_ms,
                 repeat_min_ms=settings.repeat_min_ms,
                 repeat_max_ms=settings.repeat_max_ms,
                 max_body_bytes=self.body_limit_bytes,
+                heartbeat_floor_ms=floor_ms,
+                heartbeat_ceiling_ms=ceiling_ms,
+                connect_delay_ms=settings.connect_delay_ms,
+                connect_timeout_ms=settings.connect_timeout_ms,
             ),
         )
         self.connections = Table()
@@ -107,7 +112,7 @@ class Shard:
         """True while streams and deliveries are answered: slots were loaded, and fences are proven (R5)."""
         self.dirty_done = 0
         """The greatest dirty count for which every session is in a new run."""
-        self.silence_ticks = ticks(self.rules.silence_ms)
+        self.turns = Turns(settings.logins_per_s)
 
     @property
     def now(self) -> int:
@@ -150,9 +155,13 @@ class Shard:
         after = ticks(after_ms)
         self.life.arm(conn_id, self.now + after + spread(conn_id, after >> 4))
 
-    def heard(self, conn_id: int) -> None:
+    def heard(self, connection: Connection) -> None:
         """A live connection said something."""
-        self.life.arm(conn_id, self.life.now + self.silence_ticks + spread(conn_id, self.silence_ticks >> 4))
+        self.arm(connection.conn_id, connection.silence_ms)
+
+    def turn_ms(self, connection: Connection) -> int:
+        """How long a connection that wants to log in is to wait for its turn; 0: it is let in."""
+        return self.turns.ask(connection.conn_id, self.now * TICK_MS)
 
     def forget(self, connection: Connection) -> None:
         """Takes a connection out of all tables."""
@@ -161,6 +170,7 @@ class Shard:
             del self.connections[conn_id]
             self.life.cancel(conn_id)
             self.repeats.cancel(conn_id)
+            self.turns.forget(conn_id)
 
     def lose(self, slots: Iterable[int]) -> None:
         """These slots are not ours any more: what is queued is dropped, and everything about them is forgotten."""

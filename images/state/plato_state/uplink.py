@@ -252,7 +252,7 @@ class Uplink:
             connection = Connection(conn_id, self._shard.rules)  # in no table: only a Login or ReConn makes it known
         elif connection.phase is Phase.LIVE:
             connection.socket = True  # a loaded session may speak before it is named
-            self._shard.heard(conn_id)
+            self._shard.heard(connection)
         connection.boot, connection.worker = attach.boot, attach.worker
         try:
             payloads = list(split(chunk))
@@ -335,6 +335,8 @@ class Uplink:
         if who is not None:
             self._sessions.run(connection, connection.malformed(LOGIN))
             return
+        if self._put_off(connection, LOGIN, login.token):
+            return
         who = ""
         if login.token:
             digest = hashlib.blake2b(login.token.encode(), digest_size=16).digest()
@@ -355,16 +357,32 @@ class Uplink:
             secrets.token_bytes(SECRET_BYTES),
             checks.label(login.platform),
             checks.label(login.network),
+            login.heartbeat_ms,
         )
         self._sessions.run(connection, actions)
 
     def _reconn(self, connection: Connection, payload: bytes) -> None:
         message = ReConnMsg.FromString(payload)
-        self._sessions.run(connection, connection.reconn(message.Head.ConnID, message.secret))
+        if self._put_off(connection, RECONN, message.secret):
+            return
+        network = checks.label(message.network)
+        actions = connection.reconn(message.Head.ConnID, message.secret, network, message.heartbeat_ms)
+        self._sessions.run(connection, actions)
+
+    def _put_off(self, connection: Connection, kind: Kind, credential: str | bytes) -> bool:
+        """True if a Login or ReConn was told to come later: before anything is spent on it. The public client, which has no
+        credential, would not understand that."""
+        if not connection.at_the_door or (self._shard.rules.guests and not credential):
+            return False
+        wait_ms = self._shard.turn_ms(connection)
+        if wait_ms:
+            metrics.PUT_OFF.inc()
+            self._sessions.run(connection, connection.put_off(kind, wait_ms))
+        return wait_ms > 0
 
     def _heartbeat(self, connection: Connection, payload: bytes) -> None:
         message = HeartbeatMsg.FromString(payload)
-        self._sessions.run(connection, connection.heartbeat(message.run, message.push_no))
+        self._sessions.run(connection, connection.heartbeat(message.run, message.push_no, message.heartbeat_ms))
 
     def _sync(self, connection: Connection, payload: bytes) -> None:
         message = SyncMsg.FromString(payload)

@@ -9,7 +9,7 @@ from plato_state.core.answers import Told
 from plato_state.core.session import Connection, Rules
 from plato_state.core.table import Table
 
-RULES = Rules(1, 1, 1, 1, guests=False, told=Told(1, 1, 1, 1, 1, 1))
+RULES = Rules(1, 1, 1, 1, guests=False, told=Told(1, 1, 1, 1, 1))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 3))))

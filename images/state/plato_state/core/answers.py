@@ -39,14 +39,18 @@ LAST_PUBLIC_TYPE = 5
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a Login or ReConn answer tells the client; ms and bytes."""
+    """What every Login or ReConn answer tells the client; ms and bytes. 0: not told, the client has its default."""
 
-    heartbeat_ms: int
     resume_window_ms: int
     reconnect_delay_ms: int
     repeat_min_ms: int
     repeat_max_ms: int
     max_body_bytes: int
+    heartbeat_floor_ms: int = 0
+    heartbeat_ceiling_ms: int = 0
+    """0: every client keeps the usual interval."""
+    connect_delay_ms: int = 0
+    connect_timeout_ms: int = 0
 
 
 def frame(kind: Kind, payload: bytes) -> bytes:
@@ -67,20 +71,31 @@ def ack(kind: Kind, code: Code, conn_id: int, ref: int = 0) -> bytes:
     return frame(ACK, message.SerializeToString())
 
 
-def login_ack(kind: Kind, conn_id: int, user: str, secret: bytes, told: Told) -> bytes:
-    """Login or ReConn is answered; nothing else happened yet."""
+def login_ack(kind: Kind, conn_id: int, user: str, secret: bytes, heartbeat_ms: int, told: Told) -> bytes:
+    """Login or ReConn is answered; nothing else happened yet. heartbeat_ms: the interval that this client keeps."""
     message = ACKMsg(
         Type=kind,
         ConnID=conn_id,
         secret=secret,
-        heartbeat_ms=told.heartbeat_ms,
+        heartbeat_ms=heartbeat_ms,
         resume_window_ms=told.resume_window_ms,
         reconnect_delay_ms=told.reconnect_delay_ms,
         repeat_min_ms=told.repeat_min_ms,
         repeat_max_ms=told.repeat_max_ms,
         max_body_bytes=told.max_body_bytes,
         user_id=user,
+        heartbeat_floor_ms=told.heartbeat_floor_ms,
+        heartbeat_ceiling_ms=told.heartbeat_ceiling_ms,
+        connect_delay_ms=told.connect_delay_ms,
+        connect_timeout_ms=told.connect_timeout_ms,
     )
+    return frame(ACK, message.SerializeToString())
+
+
+def login_later(kind: Kind, conn_id: int, retry_ms: int) -> bytes:
+    """Too many log in now: the same again on this connection, not before `retry_ms`."""
+    code = Code.LOGIN_LATER
+    message = ACKMsg(Code=code, Msg=text(code), Type=kind, ConnID=conn_id, retry_ms=retry_ms)
     return frame(ACK, message.SerializeToString())
 
 
@@ -127,7 +142,10 @@ def kick(code: Code) -> bytes:
 def redirect(gateways: Iterable[tuple[str, Gateway]]) -> bytes:
     """Go on through one of these gateways, (name, record), the best first."""
     message = RedirectMsg(
-        gateways=[RedirectGateway(name=n, ip=g.ip, port=g.tcp, ws_port=g.ws, zone=g.zone) for n, g in gateways]
+        gateways=[
+            RedirectGateway(name=n, ip=g.ip, port=g.tcp, ws_port=g.ws, zone=g.zone, poll_port=g.poll)
+            for n, g in gateways
+        ]
     )
     return frame(REDIRECT, message.SerializeToString())
 

@@ -36,6 +36,25 @@ from plato.ports import Route, Session
 from plato.wire.v1.client_pb2 import HEARTBEAT, LOGIN, PULL, RECONN, SYNC
 
 from plato_state.core import answers
+from plato_state.core.actions import (
+    Action,
+    Arm,
+    AskPull,
+    AskRoute,
+    AskSession,
+    AskSync,
+    Await,
+    CheckRoute,
+    Close,
+    Commit,
+    End,
+    Forget,
+    Remove,
+    Replay,
+    RestoreRoute,
+    Send,
+    TellReplaced,
+)
 from plato_state.core.answers import Kind, Told
 from plato_state.core.pushes import GuestPushes, Pushes
 from plato_state.core.uplinks import Uplinks
@@ -58,148 +77,6 @@ class Phase(IntEnum):
     ENDED = 6
 
 
-# ── what the caller must do ──────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send this frame on the connection."""
-
-    frame: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Send this frame and close the socket, in one item."""
-
-    frame: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """Set the connection's one life timer to `after_ms`; it calls `expired`."""
-
-    after_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Take the connection out of all tables and cancel its timers."""
-
-
-@dataclass(frozen=True, slots=True)
-class AskRoute:
-    """Read the route; call `route_read` or `unavailable` with `serial`."""
-
-    user: str
-    device_id: int
-    serial: int
-
-
-@dataclass(frozen=True, slots=True)
-class AskSession:
-    """Find session `conn_id`, the route of its user and device, and the session that this names; call `session_found`
-    or `unavailable` with `serial`."""
-
-    conn_id: int
-    serial: int
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Put `session` under its fence, then set the route from `seen` to it; call `committed` with how it ended. Where
-    `seen` is None its gen is 0 still: `first_statement` gives it one."""
-
-    session: Session
-    seen: Route | None
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """Delete this session in the store; it never became, or no longer is, what the route names."""
-
-    session: Session
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """End the route where it still names this session, then delete it; repeat until done, then forget the connection."""
-
-    session: Session
-
-
-@dataclass(frozen=True, slots=True)
-class TellReplaced:
-    """Tell the owner of `conn_id` that this connection took its place."""
-
-    conn_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class AskSync:
-    """Ask msg for a page (SyncMsg encoding); answer SYNCED, PENDING before if it takes long; then `request_done`."""
-
-    request: bytes
-    ref: int
-
-
-@dataclass(frozen=True, slots=True)
-class AskPull:
-    """Ask msg for rows (PullMsg encoding); answer PULLED, PENDING before if it takes long; then `request_done`."""
-
-    request: bytes
-    ref: int
-    conversation: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckRoute:
-    """Read the route with the others of this round; call `route_checked`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreRoute:
-    """Write this session's route again: what stood there was `seen`, nothing or an older statement."""
-
-    session: Session
-    seen: Route | None
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Handle these frames of the connection now: they waited for the commit."""
-
-    frames: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Await:
-    """A Login or ReConn (ref 0), or a Sync that waits for its commit: if `awaits` still says so in time, answer PENDING."""
-
-    kind: Kind
-    ref: int
-
-
-Action = (
-    Send
-    | Close
-    | Arm
-    | Forget
-    | AskRoute
-    | AskSession
-    | Commit
-    | Remove
-    | End
-    | TellReplaced
-    | AskSync
-    | AskPull
-    | CheckRoute
-    | RestoreRoute
-    | Replay
-    | Await
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What every connection of a shard lives by; ms."""
@@ -212,9 +89,15 @@ class Rules:
     told: Told
 
     @property
-    def silence_ms(self) -> int:
-        """How long a live connection may say nothing: two heartbeats and a half, so that one may get lost."""
-        return self.heartbeat_ms * 5 // 2
+    def longest_ms(self) -> int:
+        """The longest interval that a client may keep."""
+        return self.told.heartbeat_ceiling_ms or self.heartbeat_ms
+
+    def granted_ms(self, wish_ms: int) -> int:
+        """The interval that a client gets which wishes for this one; 0: it has no wish."""
+        if not wish_ms:
+            return self.heartbeat_ms
+        return min(max(wish_ms, self.told.heartbeat_floor_ms or self.heartbeat_ms), self.longest_ms)
 
 
 @dataclass(slots=True)
@@ -256,6 +139,7 @@ class Connection:
         "conn_id",
         "doubtful",
         "guest_pushes",
+        "heartbeat_ms",
         "named_only",
         "phase",
         "pushes",
@@ -273,6 +157,8 @@ class Connection:
         self.conn_id = conn_id
         self._rules = rules
         self.phase = Phase.NEW
+        self.heartbeat_ms = 0
+        """The interval that its client keeps, as last told to it; 0: not known, its session was loaded."""
         self.socket = True
         """False once its end was reported, or we asked for it."""
         self.boot = 0
@@ -311,6 +197,16 @@ class Connection:
         return self.candidate is not None and self.candidate.guest
 
     @property
+    def silence_ms(self) -> int:
+        """How long it may say nothing while it lives: two heartbeats and a half, so that one may get lost."""
+        return (self.heartbeat_ms or self._rules.heartbeat_ms) * 5 // 2
+
+    @property
+    def at_the_door(self) -> bool:
+        """True where a Login or ReConn that comes now would begin work: none was let in that goes on."""
+        return self.phase is Phase.NEW and self._awaited is None
+
+    @property
     def takes_pushes(self) -> bool:
         """True if a push for it is in the right place, even where it is only counted or covered by a later Sync."""
         return self.phase is not Phase.NEW and self.phase is not Phase.ENDED
@@ -336,9 +232,9 @@ class Connection:
                 return []
             self.phase = Phase.LIVE
             self._renew()
-            return [Arm(self._rules.silence_ms)]
+            return [Arm(self.silence_ms)]
         if self.phase is Phase.LIVE:
-            return [Arm(self._rules.silence_ms)]
+            return [Arm(self.silence_ms)]
         if self.phase is Phase.REPLACED:
             return [Close(answers.kick(Code.REPLACED))]
         return []
@@ -350,10 +246,22 @@ class Connection:
 
     # ── login and resume ─────────────────────────────────────────────────────────────────────────────────────
 
+    def put_off(self, kind: Kind, wait_ms: int) -> list[Action]:
+        """Too many log in now: the same again after so long, on this socket; the login time-out begins after it."""
+        later = answers.login_later(kind, self.conn_id, wait_ms)
+        return [Send(later), Arm(wait_ms + self._rules.login_timeout_ms)]
+
     def login(
-        self, who: str | Code, device_id: int, fresh_secret: bytes, platform: str = "", network: str = ""
+        self,
+        who: str | Code,
+        device_id: int,
+        fresh_secret: bytes,
+        platform: str = "",
+        network: str = "",
+        wish_ms: int = 0,
     ) -> list[Action]:
-        """A Login whose token says `who`: a user_id, "" for a guest without token, or the code of its refusal."""
+        """A Login whose token says `who`: a user_id, "" for a guest without token, or the code of its refusal.
+        wish_ms: the heartbeat interval that the client has learnt; 0: none."""
         if not isinstance(who, str):
             return [Send(answers.ack(LOGIN, who, self.conn_id))]
         guest = not who
@@ -371,10 +279,11 @@ class Connection:
         # A repeated Login keeps its secret: the client may have read the first answer only.
         secret = mine.secret if same and mine is not None else fresh_secret
         self.candidate = Candidate(LOGIN, user, device_id, secret, guest, platform, network)
+        self.heartbeat_ms = self._rules.granted_ms(wish_ms)
         return [*self._ask(LOGIN), AskRoute(user, device_id, self._serial)]
 
-    def reconn(self, conn_id: int, secret: bytes) -> list[Action]:
-        """A ReConn that names session `conn_id`."""
+    def reconn(self, conn_id: int, secret: bytes, network: str = "", wish_ms: int = 0) -> list[Action]:
+        """A ReConn that names session `conn_id`. network: "" where it is as it was. wish_ms: as in `login`."""
         if self.phase in (Phase.COMMITTING, Phase.LIVE):
             mine = self.candidate
             if mine is None or mine.resumed != conn_id or not (mine.guest or compare_digest(secret, mine.secret)):
@@ -382,7 +291,8 @@ class Connection:
             return [Send(self._login_ack(RECONN, mine.user, mine.secret))]
         if refusal := self._not_here():
             return refusal
-        self.candidate = Candidate(RECONN, "", 0, secret, False, resumed=conn_id)
+        self.candidate = Candidate(RECONN, "", 0, secret, False, network=network, resumed=conn_id)
+        self.heartbeat_ms = self._rules.granted_ms(wish_ms)
         return [*self._ask(RECONN), AskSession(conn_id, self._serial)]
 
     def route_read(self, serial: int, route: Route | None) -> list[Action]:
@@ -412,7 +322,7 @@ class Connection:
             return self._refused(RECONN, Code.SECRET_WRONG)
         candidate.user, candidate.device_id = current.user, current.device_id
         candidate.secret, candidate.guest = current.secret, current.guest
-        candidate.platform, candidate.network = current.platform, current.network
+        candidate.platform, candidate.network = current.platform, candidate.network or current.network
         candidate.seen = route
         return self._answered(candidate)
 
@@ -489,7 +399,7 @@ class Connection:
         self.phase = Phase.LIVE
         if self.replaced_early is not None:
             return [*out, *self.replaced(self.replaced_early)]
-        out.append(Arm(self._rules.silence_ms))
+        out.append(Arm(self.silence_ms))
         for ref, request in asked.syncs:
             out += self._synced(ref, request)
         if asked.held:
@@ -506,23 +416,24 @@ class Connection:
         self._renew()
         if self.pushes is not None:
             self.pushes.begin(run)
-        return [Arm(self._rules.silence_ms)]
+        return [Arm(self.silence_ms)]
 
-    def heartbeat(self, run: int, push_no: int) -> list[Action]:
-        """A heartbeat, with what the client has stored."""
-        rules = self._rules
+    def heartbeat(self, run: int, push_no: int, wish_ms: int = 0) -> list[Action]:
+        """A heartbeat, with what the client has stored, and the interval that it wishes for (0: none)."""
+        interval_ms = self._rules.granted_ms(wish_ms)
         if self.phase is Phase.LIVE:
             newest = (0, 0)
+            self.heartbeat_ms = interval_ms
             if self.pushes is not None:
                 self.pushes.acknowledged(run, push_no)
                 newest = (self.pushes.run, self.pushes.push_no)
             return [
-                Arm(rules.silence_ms),
-                Send(answers.heartbeat_ack(self.conn_id, rules.heartbeat_ms, *newest)),
+                Arm(self.silence_ms),
+                Send(answers.heartbeat_ack(self.conn_id, interval_ms, *newest)),
                 CheckRoute(),
             ]
         if self.phase <= Phase.COMMITTING and not (self.named_only and self.phase is Phase.NEW):
-            return [Send(answers.heartbeat_ack(self.conn_id, rules.heartbeat_ms, 0, 0))]
+            return [Send(answers.heartbeat_ack(self.conn_id, interval_ms, 0, 0))]
         return self.out_of_place(HEARTBEAT)
 
     def pull(self, ref: int, request: bytes, conversation: str) -> list[Action]:
@@ -590,6 +501,10 @@ class Connection:
                 if left > 0:
                     return [Arm(left)]
                 return self._window_over(grace_ms)
+            if not self.heartbeat_ms:  # it may keep a longer interval than the usual one, and did not say so here yet
+                so_far_ms, self.heartbeat_ms = self.silence_ms, rules.longest_ms
+                if self.silence_ms > so_far_ms:
+                    return [Arm(self.silence_ms - so_far_ms)]
             self.socket = False
             return [Close(self._error(Code.HEARTBEAT_TIMEOUT, HEARTBEAT)), *self._wait()]
         if self.phase is Phase.WAITING:
@@ -659,7 +574,7 @@ class Connection:
         return [Send(answers.ack(kind, code, self.conn_id))]
 
     def _login_ack(self, kind: Kind, user: str, secret: bytes) -> bytes:
-        return answers.login_ack(kind, self.conn_id, user, secret, self._rules.told)
+        return answers.login_ack(kind, self.conn_id, user, secret, self.heartbeat_ms, self._rules.told)
 
     def _commit(self, asked: _Asked) -> list[Action]:
         candidate = self.candidate

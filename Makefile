@@ -7,7 +7,7 @@ ARGS ?=
 
 .PHONY: help setup up down status doctor test lint types imports proto proto-check \
 	settings-page settings-check crds-page crds-check manifests manifests-check mutants lock first-use ci clean \
-	testbed-up testbed-down testbed-check e2e e2e-fast images images-load
+	testbed-up testbed-down testbed-check e2e e2e-fast images images-load bench
 
 help:
 	@echo "make up          start Plato on this machine (Ctrl-C stops it; the data stays)"
@@ -21,6 +21,7 @@ help:
 	@echo "make testbed-up, testbed-down     a real Kubernetes on this machine, as root; testbed-check proves it"
 	@echo "make images, images-load   build the container images; put them onto the testbed's nodes; ARGS=\"gateway --tag 0.1.1\""
 	@echo "make e2e         all of it on a real Kubernetes, as root; e2e-fast: scale, roll and drain under load"
+	@echo "make bench       how fast it is beside C, NATS and mosquitto, 20 minutes; ARGS=echo measures one thing"
 	@echo "make first-use   clone, start, chat, as a newcomer would"
 	@echo "make ci          all of this, as CI does; make clean removes what was installed"
 
@@ -93,6 +94,9 @@ lock: setup
 	    $(BIN)/uv pip compile --quiet - --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
 	        --constraint requirements.lock --output-file e2e/images/$$server/requirements.lock || exit 1; \
 	done
+
+bench: setup
+	@exec $(BIN)/python -m bench $(ARGS)
 
 first-use: setup
 	@$(BIN)/python tools/first_use.py

@@ -181,8 +181,16 @@ class BusRecord:
 class BusReader(Protocol):
     """Reads the bus. Keeps no position: the owner's row in the database does (R7)."""
 
+    @property
+    def stopped(self) -> Mapping[int, str]:
+        """Partitions that cannot be read on, and why: the log lacks the position that is next. They are left out of
+        `read_many`, until the log has it again."""
+
     async def read(self, partition: int, after: int, limit: int) -> list[BusRecord]:
-        """The records with position > after, by rising position, at most `limit`."""
+        """The records with position > after, by rising position, at most `limit`. Raises OutOfRange where it is stopped."""
+
+    def newest(self, partition: int) -> int | None:
+        """The newest position that this reader heard of, for display; None: it does not hear of it. Asks nobody."""
 
     async def read_many(self, after: Mapping[int, int], limit: int, limit_bytes: int) -> list[BusRecord]:
         """`read` for several partitions {partition: after} at once, sorted by partition and position. Per partition at

@@ -8,8 +8,7 @@ import asyncio
 import contextlib
 import sys
 
-from plato.adapters import schema_pg
-from plato.adapters.bus_pg import PgBusReader
+from plato.adapters import bus as buses
 from plato.adapters.pg import Database
 from plato.adapters.shards_grpc import GrpcShards
 from plato.adapters.topology import topology_source
@@ -43,7 +42,7 @@ async def main(settings: Settings) -> int:
     database = Database(uri, schema, size=PIPELINE_CONNECTIONS)
     reads = Database(uri, schema, size=READ_CONNECTIONS)
     topology = topology_source(settings.topology)
-    bus = PgBusReader(database)
+    bus = buses.reader(settings, database)
     store = await ValkeyStore.connect(settings.store.url, settings.store.key_prefix)
     own_tls = tls.internal(settings.tls.internal_dir)
     shards = GrpcShards(topology, own_tls)
@@ -73,7 +72,7 @@ async def main(settings: Settings) -> int:
 
     def not_serving() -> str:
         # Reads are answered though nothing can be written, so the gRPC port goes by the first alone.
-        return not_ready() or service.owners.not_serving()
+        return not_ready() or service.owners.not_serving() or service.stopped()
 
     http = admin.HttpServer(
         admin.app(not_serving, [report.route(settings, service.report)], info=lambda: info),
@@ -118,11 +117,10 @@ async def main(settings: Settings) -> int:
 async def _wait_for_dependencies(settings: Settings, store: ValkeyStore, why: list[str], info: dict[str, str]) -> None:
     """Checks what we depend on and waits for what is away; raises SettingsError for what waiting does not help."""
     log = logs.get("msg")
-    uri = settings.database.uri
     while True:
         try:
-            await schema_pg.check(uri, settings.database.schema_name, settings.bus.partitions)
-            durability = await schema_pg.durability(uri)
+            found = await buses.check(settings)
+            durability = found.durability
             await store.check()
             break
         except Unavailable as e:
@@ -134,6 +132,8 @@ async def _wait_for_dependencies(settings: Settings, store: ValkeyStore, why: li
         metrics.DURABILITY.labels(level).set(level == durability.level)
     info["durability"] = durability.promise
     (log.info if durability.level == "node" else log.warning)(durability.promise, durability=durability.level)
+    for warning in found.warnings:
+        log.warning(warning)
     why[0] = ""
 
 

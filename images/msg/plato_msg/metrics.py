@@ -16,6 +16,9 @@ BATCH_SECONDS: Final = Histogram(
 )
 LAG: Final = Gauge("plato_msg_lag_records", "Records of an owned partition that are not taken yet.", ["partition"])
 PARTITIONS: Final = Gauge("plato_msg_partitions_owned", "Partitions that this process owns.")
+STOPPED: Final = Gauge(
+    "plato_msg_partitions_stopped", "Owned partitions whose next position the bus does not hold; they wait."
+)
 TAKEOVERS: Final = Counter("plato_msg_takeovers_total", "Partitions taken over.")
 STEPPED_DOWN: Final = Counter("plato_msg_stepped_down_total", "Partitions lost to another owner.")
 FANOUT: Final = Counter("plato_msg_fanout_entries_total", "Frames for connections, by what became of them.", ["end"])

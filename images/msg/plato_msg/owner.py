@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from plato.core.errors import Unavailable
-from plato.ports import TopologySource
+from plato.ports import BusReader, TopologySource
 from plato.runtime import logs
 
 from plato_msg import metrics
@@ -76,12 +76,15 @@ class Ownership:
         *,
         stale_ms: int,
         tick_s: float = TICK_S,
+        bus: BusReader | None = None,
     ) -> None:
+        """bus: asked how far its partitions are, and which are stopped, where the database does not know."""
         self._store = store
         self._topology = topology
         self._allocator = allocator
         self._name, self._uid = name, uid
         self._tick_s = tick_s
+        self._bus = bus
         self._liveness = Liveness(max(2, round(stale_ms / 1000 / tick_s)))
         self.turn = asyncio.Lock()
         self.held: dict[int, Held] = {}
@@ -153,8 +156,12 @@ class Ownership:
         if gone := self._liveness.gone(named):
             await self._store.forget_members(gone)
         metrics.PARTITIONS.set(len(self.held))
-        for partition in self.held:
-            metrics.LAG.labels(str(partition)).set(lag[partition])
+        for partition, held in self.held.items():
+            newest = self._bus.newest(partition) if self._bus is not None else None
+            behind = lag[partition] if newest is None else max(0, newest - held.position)
+            metrics.LAG.labels(str(partition)).set(behind)
+        if self._bus is not None:
+            metrics.STOPPED.set(sum(partition in self.held for partition in self._bus.stopped))
 
     async def give_all(self) -> None:
         """Gives everything up at once. Raises Unavailable."""

@@ -76,6 +76,7 @@ class MsgService:
             options.uid,
             stale_ms=options.member_stale_ms,
             tick_s=options.tick_s,
+            bus=bus,
         )
         self.downlink = Downlink(topology, routes, shards, self.store)
         self.ids: MsgIds | None = None
@@ -93,6 +94,10 @@ class MsgService:
         if self.ids is not None and self.ids.lease is False:
             return f"another process has the reservation of worker_id {self.ids.worker_id}"
         return ""
+
+    def stopped(self) -> str:
+        """Which partitions of ours the bus cannot give us, and why (R11); "" when it is none."""
+        return "; ".join(why for partition, why in self._bus.stopped.items() if partition in self.owners.held)
 
     def report(self) -> dict[str, Any]:
         """What /v1/report says."""

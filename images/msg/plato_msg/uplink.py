@@ -12,12 +12,13 @@ Memory: one read of at most READ_BYTES, and what Downlink's queue holds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from typing import Final
 
 from plato.core.codes import Code
-from plato.core.errors import Unavailable, Unstorable
+from plato.core.errors import OutOfRange, Unavailable, Unstorable
 from plato.ports import BusReader, BusRecord
 from plato.runtime import logs
 
@@ -91,7 +92,8 @@ class Uplinks:
         held = list(self._owners.held.values())
         for partition in held:
             if not partition.leaving and partition.replayed < partition.position:
-                await self._replay(partition)
+                with contextlib.suppress(OutOfRange):  # the bus told it; the other partitions go on
+                    await self._replay(partition)
         now = time.monotonic()
         if now - self._polled_at >= POLL_S:
             self._polled_at = now

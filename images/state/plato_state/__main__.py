@@ -7,8 +7,7 @@ import plato.runtime.early  # isort: skip  # noqa: F401  # first, and for what i
 import asyncio
 import sys
 
-from plato.adapters import schema_pg
-from plato.adapters.bus_pg import PgBusProducer
+from plato.adapters import bus as buses
 from plato.adapters.msg_grpc import GrpcMsgs
 from plato.adapters.pg import Database
 from plato.adapters.shards_grpc import GrpcShards
@@ -36,13 +35,14 @@ async def main(settings: Settings) -> int:
     topology = topology_source(settings.topology)
     own_tls = tls.internal(settings.tls.internal_dir)
     shards, msgs = GrpcShards(topology, own_tls), GrpcMsgs(topology, own_tls)
+    bus = buses.producer(settings, database)
     state = StateShard(
         settings,
         Ports(
             sessions=store.sessions,
             routes=store.routes,
             reservations=store.reservations,
-            bus=PgBusProducer(database, settings.bus.partitions),
+            bus=bus,
             tokens=tokens,
             topology=topology,
             shards=shards,
@@ -94,6 +94,7 @@ async def main(settings: Settings) -> int:
         await shards.close()
         await msgs.close()
         await store.close()
+        await bus.close()
         await database.close()
     log.info("stopped", code=code)
     return code
@@ -105,10 +106,11 @@ async def _check(settings: Settings, store: ValkeyStore, waiting_for: list[str],
     while waiting_for:
         try:
             await store.check()
-            await schema_pg.check(settings.database.uri, settings.database.schema_name, settings.bus.partitions)
-            durability = await schema_pg.durability(settings.database.uri)
-            info["durability"] = durability.promise
-            log.info(durability.promise, durability=durability.level)
+            found = await buses.check(settings)
+            info["durability"] = found.durability.promise
+            log.info(found.durability.promise, durability=found.durability.level)
+            for warning in found.warnings:
+                log.warning(warning)
             waiting_for.clear()
         except Unavailable as e:
             if waiting_for[0] != str(e):

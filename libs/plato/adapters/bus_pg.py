@@ -38,6 +38,9 @@ class PgBusProducer:
         """See the port."""
         return self._partitions
 
+    async def close(self) -> None:
+        """Nothing to do: the database is its owner's to close."""
+
     async def append(self, batches: Mapping[int, Sequence[bytes]]) -> None:
         """See the port."""
         numbers: list[int] = []
@@ -63,6 +66,11 @@ class PgBusReader:
         self._hinted: set[int] = set()
         self._woken = asyncio.Event()
 
+    @property
+    def stopped(self) -> Mapping[int, str]:
+        """See the port: rows leave by `trim` alone, which passes by no position that is still next."""
+        return {}
+
     async def read(self, partition: int, after: int, limit: int) -> list[BusRecord]:
         """See the port."""
         async with self._database.connection() as connection:
@@ -74,6 +82,10 @@ class PgBusReader:
                 limit,
             )
         return [BusRecord(*row) for row in rows]
+
+    def newest(self, partition: int) -> int | None:
+        """See the port: the heads lie beside the owners' rows, which are read anyway."""
+        return None
 
     async def read_many(self, after: Mapping[int, int], limit: int, limit_bytes: int) -> list[BusRecord]:
         """See the port."""

@@ -20,6 +20,8 @@ from plato.core.errors import Unavailable
 from plato.runtime.settings import SettingsError
 
 _FOLDER: Final = "sql"
+POSTGRES_BUS: Final = "postgres"
+"""The bus of a database that is its own."""
 
 
 class NotMigrated(Unavailable):
@@ -77,11 +79,12 @@ async def migrate(uri: str, schema: str, partitions: int = 64) -> int:
     return len(files)
 
 
-async def check(uri: str, schema: str, partitions: int) -> int:
+async def check(uri: str, schema: str, partitions: int, bus: str = POSTGRES_BUS) -> int:
     """The database's schema version, if this program fits it.
 
-    Raises SettingsError in words: newer schema, other number of partitions, refused password, unknown database. Raises
-    Unavailable while the server is away; NotMigrated, which is one, while the schema is missing or older.
+    bus: whose positions the database keeps (POSTGRES_BUS, or a topic's identity); the first one that is asked about stays.
+    Raises SettingsError in words: newer schema, other number of partitions, another bus, refused password, unknown database.
+    Raises Unavailable while the server is away; NotMigrated, which is one, while the schema is missing or older.
     """
     connection = await _open(uri, schema)
     try:
@@ -96,6 +99,7 @@ async def check(uri: str, schema: str, partitions: int) -> int:
                     " run `plato db migrate`"
                 )
             await _check_partitions(connection, partitions)
+            await _check_bus(connection, bus)
             return version
     finally:
         connection.terminate()
@@ -171,6 +175,23 @@ async def _check_partitions(connection: Connection, partitions: int) -> None:
         raise SettingsError(
             f"bus.partitions: {partitions} cannot be used: the database was made with {stored}, and a conversation's order"
             f" hangs on it; set bus.partitions to {stored} in plato.yaml or PLATO_BUS__PARTITIONS"
+        )
+
+
+async def _check_bus(connection: Connection, bus: str) -> None:
+    """Positions in the database are one bus's own: on another they would skip its records, or wait for ones that never come."""
+    stored = await connection.fetchval("SELECT value FROM meta WHERE key = 'bus'")
+    if stored is None:
+        # Made before this was kept: then it was PostgreSQL's, if any record was ever appended.
+        if bus != POSTGRES_BUS and await connection.fetchval("SELECT max(next_position) > 1 FROM bus_head"):
+            stored = POSTGRES_BUS
+        else:
+            await connection.execute("INSERT INTO meta (key, value) VALUES ('bus', $1) ON CONFLICT DO NOTHING", bus)
+            stored = await connection.fetchval("SELECT value FROM meta WHERE key = 'bus'")
+    if stored != bus:
+        raise SettingsError(
+            f"bus.type: this database belongs to the bus [{stored}], and the settings name [{bus}]; its positions mean nothing"
+            " there. Name that bus again, or another database or schema (docs/kafka.md says how to change)"
         )
 
 

@@ -353,6 +353,8 @@ def migrate(
         database.migrate_when_it_answers(loaded.database.uri, schema, loaded.bus.partitions, wait_s, say)
     )
     print(f"the schema {schema} is at version {version}, in {without_passwords(loaded.database.uri)}")
+    if stands := asyncio.run(database.prepare_bus(loaded, wait_s, say)):
+        print(stands)
     return 0
 
 

@@ -5,7 +5,8 @@
     └── DependencyError      a part that we need did not do its work
         ├── Unavailable      away, or the outcome is unknown; repeating is right
         ├── Fenced           a newer owner exists; step down, repeating is wrong
-        └── Unstorable       the data themselves were refused; the same again would be refused again
+        ├── Unstorable       the data themselves were refused; the same again would be refused again
+        └── OutOfRange       the bus does not hold the position any more, or not yet; its partition stops (R11)
 
 A setting that cannot work is plato.runtime.settings.SettingsError: it ends the process before anything else began.
 """
@@ -37,6 +38,10 @@ class Unavailable(DependencyError):
 
 class Fenced(DependencyError):
     """A newer fence or epoch stands. The caller lost its ownership and must step down."""
+
+
+class OutOfRange(DependencyError):
+    """A partition's log does not hold the position that is next. Whoever reads it stops there: nothing may be skipped."""
 
 
 class Unstorable(DependencyError):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from plato.core.errors import Unavailable
+from plato.core.errors import OutOfRange, Unavailable
 from plato.ports import BusRecord
 
 
@@ -26,6 +26,8 @@ class FakeBus:
         self._appended = asyncio.Condition()
         self._break_next: Literal["before", "after"] | None = None
         self.away = False
+        self.stopped: dict[int, str] = {}
+        """Set {partition: why} to have a partition be out of range."""
 
     @property
     def partitions(self) -> int:
@@ -64,12 +66,20 @@ class FakeBus:
         """See the port."""
         if self.away:
             raise Unavailable("the bus is away")
+        if partition in self.stopped:
+            raise OutOfRange(self.stopped[partition])
         return [record for record, _ in self._records[partition] if record.position > after][:limit]
+
+    def newest(self, partition: int) -> int | None:
+        """See the port."""
+        return self._next[partition] - 1
 
     async def read_many(self, after: Mapping[int, int], limit: int, limit_bytes: int) -> list[BusRecord]:
         """See the port."""
         found: list[BusRecord] = []
         for partition, position in sorted(after.items()):
+            if partition in self.stopped:
+                continue
             size = 0
             for nth, record in enumerate(await self.read(partition, position, limit)):
                 size += len(record.value)

@@ -1,4 +1,4 @@
-"""The embedded cluster's database: role, database, schema. Errors of the database come out as one line."""
+"""The embedded cluster's database (role, database, schema), and a bus that lies elsewhere. Errors are one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from plato.core.errors import PlatoError, Unavailable
 from plato.local.folder import DataFolder, LocalError
 from plato.local.servers import PostgresServer, new_password, write_private
-from plato.runtime.settings import SettingsError
+from plato.runtime.settings import Settings, SettingsError
 
 NAME = "plato"
 """Name of the role and of the database."""
@@ -76,11 +76,32 @@ async def migrate_when_it_answers(
         await asyncio.sleep(_AGAIN_S)
 
 
-async def durability(uri: str) -> str:
-    """What the database promises about an acknowledged message, in words (R11). Raises LocalError."""
-    from plato.adapters import schema_pg
+async def prepare_bus(settings: Settings, wait_s: float, say: Callable[[str], None]) -> str:
+    """Makes Kafka's topic where it is missing, trying again for wait_s; what stands, in words; "" for a bus in the database.
+
+    Raises SettingsError for what waiting does not mend, and Unavailable.
+    """
+    from plato.adapters import bus
+
+    end_s = time.monotonic() + wait_s
+    told = ""
+    while True:
+        try:
+            return await bus.prepare(settings)
+        except Unavailable as e:
+            if time.monotonic() + _AGAIN_S >= end_s:
+                raise
+            if str(e) != told:
+                told = str(e)
+                say(f"{told}; trying again")
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def durability(settings: Settings) -> str:
+    """What bus and database promise about an acknowledged message, in words (R11). Raises LocalError."""
+    from plato.adapters import bus
 
     try:
-        return (await schema_pg.durability(uri)).promise
+        return (await bus.durability(settings)).promise
     except (SettingsError, PlatoError) as e:
         raise LocalError(str(e)) from e

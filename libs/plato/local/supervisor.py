@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from plato import __version__
+from plato.core.errors import Unavailable
 from plato.local import database, logs, specs, tokens
 from plato.local.control import ControlServer
 from plato.local.deaths import Deaths
@@ -29,10 +30,12 @@ from plato.local.ports import PortUse, check_free, plan
 from plato.local.registry import Registry, parse_slots
 from plato.local.servers import PostgresServer, Server, ServerError, ValkeyServer
 from plato.local.specs import Spec
-from plato.runtime.settings import Settings
+from plato.runtime.settings import Settings, SettingsError
 
 _READY_TIMEOUT_S: Final = 60.0
 _STATUS_EVERY_S: Final = 1.0
+_BUS_WAIT_S: Final = 30.0
+"""A Kafka that is starting beside us is waited for; one that is not there is said."""
 _STOP_ORDER: Final = (("ipconfig", "gateway"), ("state",), ("msg",), ("valkey", "postgres"))
 _STOP_TIMEOUT_S: Final = 5.0
 _MOST_FILES: Final = 1_048_576
@@ -129,15 +132,24 @@ class Supervisor:
         self._say(f"  PostgreSQL on port {postgres.port}, Valkey on port {valkey.port}")
         uri = await database.prepare(postgres, folder)
         version = await database.migrate(uri, settings.database.schema_name, settings.bus.partitions)
-        self._durability = await database.durability(uri)
-        self._say(f"  database schema {version}; {self._durability}")
         tokens.ensure_key(folder)
         base = specs.effective(settings, folder, uri, valkey.url)
+        if await self._or_stop(self._ask_bus(base)):
+            return
+        self._say(f"  database schema {version}; {self._durability}")
         registry = self._registry = Registry(folder.topology, cluster_uid, settings, ports)
         self._begin_services(specs.write_all(base, folder, ports), registry)
         local = settings.local
         self._say(f"  starting {local.shards} state, {local.gateways} gateway, {local.msgs} msg, ipconfig …")
         await self._until_ready()
+
+    async def _ask_bus(self, settings: Settings) -> None:
+        try:
+            if stands := await database.prepare_bus(settings, _BUS_WAIT_S, lambda line: self._say(f"  {line}")):
+                self._say(f"  {stands}")
+        except (SettingsError, Unavailable) as e:
+            raise LocalError(str(e)) from e
+        self._durability = await database.durability(settings)
 
     def _say_late(self, servers: tuple[Server, ...]) -> None:
         for server in servers:
@@ -164,7 +176,7 @@ class Supervisor:
                 work.result()
             else:
                 work.cancel()
-                with contextlib.suppress(asyncio.CancelledError, ServerError):
+                with contextlib.suppress(asyncio.CancelledError, ServerError, LocalError):
                     await work
         finally:
             stop.cancel()
@@ -220,7 +232,7 @@ class Supervisor:
             raise LocalError(f"{command} is no command; known: stop, start, move, drain, undrain, down")
         found = [k for k in self._keepers.values() if target in (k.name, k.kind)]
         if not found:
-            if target in ("worker", "link") or any(target.startswith(f"{pod.name}/") for pod in self._pods):
+            if target in ("worker", "link", "poller") or any(target.startswith(f"{pod.name}/") for pod in self._pods):
                 raise LocalError(f"{target} belongs to a gateway: {command} the gateway (edge-0, edge-1, … or gateway)")
             known = ", ".join(dict.fromkeys([*sorted({k.kind for k in self._keepers.values()}), *self._keepers]))
             raise LocalError(f"{target or 'nothing'} is not known here; known: {known}")

@@ -260,10 +260,39 @@ class StoreSettings(_Section):
 class BusSettings(_Section):
     """The durable log between state and msg."""
 
-    type: Literal["postgres"] = Field("postgres", description="Which log: postgres.")
+    type: Literal["postgres", "kafka"] = Field("postgres", description="Which log: postgres or kafka.")
     partitions: int = Field(
         64, ge=1, le=1024, description="Fixed when the database is made; a mismatch refuses to start."
     )
+    servers: str = Field("", description="Kafka's bootstrap servers, host:port with commas between.")
+    topic: str = Field(
+        "plato-uplinks",
+        pattern=r"^[A-Za-z0-9._-]{1,249}$",
+        description="Topic of the uplinks; made with that many partitions if it is missing.",
+    )
+    properties_file: Path | None = Field(
+        None, description="File of Kafka client properties, bootstrap.servers and so on; the keys here win over it."
+    )
+    security_protocol: Literal["", "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "", description="PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL; empty: as the properties say, else PLAINTEXT."
+    )
+    sasl_mechanism: Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        "", description="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; empty: as the properties say, else PLAIN."
+    )
+    username: str = Field("", description="Who we are to Kafka, with SASL.")
+    password_file: Path | None = Field(None, description="File that holds the password, read at each new connection.")
+    ca_file: Path | None = Field(None, description="PEM of who signed the brokers; unset: the system's authorities.")
+    cert_file: Path | None = Field(None, description="PEM of our own certificate, where the brokers ask for one.")
+    key_file: Path | None = Field(None, description="PEM of its key; unset: it lies in cert_file too.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        named = bool(self.servers or self.properties_file)
+        if self.type == "kafka" and not named:
+            raise ValueError("type kafka needs bus.servers (host:port, …) or bus.properties_file")
+        if self.type == "postgres" and named:
+            raise ValueError("bus.servers and bus.properties_file name a Kafka, but bus.type is postgres; set it to kafka")
+        return self
 
 
 class TlsSettings(_Section):

@@ -1,0 +1,144 @@
+"""The bus on Kafka, the producing side: one append in flight per partition, in order, until it is known (R8).
+
+    append → its partitions' turns → batches, one per partition and round → acks=all, idempotent → known, or Unavailable
+
+A round puts at most one batch of each partition on its way and waits for all of them, so a batch that is lost has nothing
+behind it that could arrive before its repeat. With idempotence aiokafka repeats a batch for ever under one sequence
+number; an append therefore ends by its own time-out. After any failure the producer is thrown away, with what it still
+held, and the next append begins with a fresh one: the old one's sequence may have a gap that no repeat can close. What the
+old one had on its way may land late. Those are copies of records that are repeated anyway, and msg decides about copies
+(R1).
+Memory: one append's records per call, and their encoding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import ProducerClosed, UnknownTopicOrPartitionError
+
+from plato.adapters.bus_kafka_config import KafkaConfig, translated
+
+APPEND_TIMEOUT_S: Final = 8.0
+"""Longer than a broker's fail-over usually takes; shorter than people wait for an answer."""
+BATCH_BYTES: Final = 524_288
+"""Of one batch; a single larger record still goes, alone. Half of what brokers take by default (message.max.bytes)."""
+_CLOSE_TRIES: Final = 40
+
+
+class KafkaBusProducer:
+    """BusProducer on Kafka. Connects at the first append, and anew after each failure."""
+
+    def __init__(self, config: KafkaConfig, partitions: int, *, timeout_s: float = APPEND_TIMEOUT_S) -> None:
+        self._config = config
+        self._partitions = partitions
+        self._timeout_s = timeout_s
+        self._turns = [asyncio.Lock() for _ in range(partitions)]
+        self._opening = asyncio.Lock()
+        self._producer: AIOKafkaProducer | None = None
+        self._closings: set[asyncio.Task[None]] = set()
+
+    @property
+    def partitions(self) -> int:
+        """See the port."""
+        return self._partitions
+
+    async def append(self, batches: Mapping[int, Sequence[bytes]]) -> None:
+        """See the port."""
+        for partition in batches:
+            if not 0 <= partition < self._partitions:
+                raise ValueError(f"partition {partition} is outside 0..{self._partitions - 1}")
+        portions = {partition: records for partition, records in sorted(batches.items()) if records}
+        if not portions:
+            return
+        async with contextlib.AsyncExitStack() as turns:
+            for partition in portions:  # in ascending order, so that two appends never wait for each other
+                await turns.enter_async_context(self._turns[partition])
+            with translated(f"append to {self._config.topic}"):
+                async with asyncio.timeout(self._timeout_s):
+                    producer = await self._open()
+                    try:
+                        await self._send(producer, portions)
+                    except BaseException:
+                        self._discard(producer)
+                        raise
+
+    async def close(self) -> None:
+        """Ends the producer; what is on its way may or may not arrive."""
+        if self._producer is not None:
+            self._discard(self._producer)
+        while self._closings:
+            await asyncio.wait(self._closings)
+
+    async def _open(self) -> AIOKafkaProducer:
+        async with self._opening:
+            if self._producer is None:
+                producer = AIOKafkaProducer(
+                    **self._config.options(),
+                    enable_idempotence=True,
+                    acks="all",
+                    max_batch_size=BATCH_BYTES,
+                    request_timeout_ms=max(1, round(self._timeout_s * 1000)),
+                    retry_backoff_ms=50,
+                )
+                try:
+                    await producer.start()
+                except BaseException:
+                    self._discard(producer)
+                    raise
+                self._producer = producer
+            return self._producer
+
+    async def _send(self, producer: AIOKafkaProducer, portions: Mapping[int, Sequence[bytes]]) -> None:
+        topic = self._config.topic
+        known = await producer.partitions_for(topic)
+        if not set(portions) <= set(known):
+            raise UnknownTopicOrPartitionError(f"topic {topic} has partitions {len(known)}, not {self._partitions}")
+        waiting = {partition: _batches(producer, records) for partition, records in portions.items()}
+        while waiting:
+            # Nothing in this loop waits before all are handed over, so they share a request.
+            sent = [
+                await producer.send_batch(batches[0], topic, partition=partition)
+                for partition, batches in waiting.items()
+            ]
+            for result in await asyncio.gather(*sent, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+            waiting = {partition: batches[1:] for partition, batches in waiting.items() if batches[1:]}
+
+    def _discard(self, producer: AIOKafkaProducer) -> None:
+        if self._producer is producer:
+            self._producer = None
+        task = asyncio.create_task(_end(producer), name="kafka producer ends")
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
+
+
+def _batches(producer: AIOKafkaProducer, records: Sequence[bytes]) -> list[Any]:
+    batches = [producer.create_batch()]
+    for record in records:
+        if batches[-1].append(key=None, value=record, timestamp=None) is None:
+            batches.append(producer.create_batch())
+            batches[-1].append(key=None, value=record, timestamp=None)
+    for batch in batches:
+        batch.close()
+    return batches
+
+
+async def _end(producer: AIOKafkaProducer) -> None:
+    """Ends a producer without sending what it holds: its own stop() first waits until all of it arrived, which with
+    idempotence may be never. So its sending task goes first (a first cancel has it wait for its requests, a second ends
+    those), then whoever still waits for a batch is told."""
+    sender = producer._sender.sender_task
+    for _ in range(_CLOSE_TRIES):
+        if sender is None or sender.done():
+            break
+        sender.cancel()
+        await asyncio.wait([sender], timeout=0.05)
+    producer._message_accumulator.fail_all(ProducerClosed())
+    with contextlib.suppress(Exception):
+        await producer.stop()

@@ -69,7 +69,7 @@ class LoadSource:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as e:
             _log.debug("no load figures", gateway=name, error=repr(e))
             return
-        self._board.observe(name, load, self._now_ms())
+        self._board.observe(name, load, self._now_ms(), gateway.uid)
 
     def _get(self, session: aiohttp.ClientSession, admin: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._tls is None:
@@ -87,6 +87,13 @@ def parse(body: bytes, name: str, uid: str) -> Load:
     try:
         if (raw["name"], raw["uid"]) != (name, uid):
             raise ValueError(f"another process answers: {raw['name']} {raw['uid']}")
-        return Load(bool(raw["serving"]), int(raw["connections"]), max(0, int(raw["connections_left"])))
-    except (KeyError, TypeError) as e:
+        bytes_max = max(0, int(raw["max_bytes_per_s"])) if raw.get("max_bytes_per_s") is not None else 0
+        return Load(
+            bool(raw["serving"]),
+            max(0, int(raw["connections"])),
+            max(0, int(raw["connections_left"])),
+            max(0, int(raw["bytes_per_s_left"])) if bytes_max else None,
+            bytes_max,
+        )
+    except (KeyError, TypeError, AttributeError, OverflowError) as e:
         raise ValueError(f"no load figures: {e!r}") from e

@@ -1,37 +1,27 @@
-"""ipconfig over HTTP: who gets a list, what stands in it, and that it answers while everything else is away."""
+"""ipconfig over HTTP: who gets a list, what stands in it, what an operator sees and sets, where the figures come from."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
+from ipconfig_harness import BERLIN, WORLD, Service, Source, free_port, gateway, mmdb, serving, topology
 from plato.core.codes import Code
-from plato.core.errors import Unavailable
-from plato.fakes.tokens import FakeTokens
 from plato.runtime.admin import HttpServer
-from plato.topology.record import Gateway, Topology, even_ranges
-from plato_ipconfig.app import IpList, internal, public
-from plato_ipconfig.core.rank import Board, Load
+from plato_ipconfig.core.rank import Board, Load, Place
+from plato_ipconfig.dispatch import Atlas
+from plato_ipconfig.gauges import Gauges
 from plato_ipconfig.source import LoadSource, parse
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def until(condition: Callable[[], Any], deadline_s: float, why: str) -> None:
@@ -41,73 +31,8 @@ async def until(condition: Callable[[], Any], deadline_s: float, why: str) -> No
         await asyncio.sleep(0.02)
 
 
-def gateway(i: int, admin: str = "127.0.0.1:1") -> Gateway:
-    return Gateway(f"uid-{i}", i, 2, ("s0",), "127.0.0.1", 8900 + 10 * i, 8901 + 10 * i, admin, zone="here")
-
-
-def topology(*gateways: Gateway) -> Topology:
-    return Topology("c", 1, even_ranges(["s0"], 1), gateways={f"edge-{i}": g for i, g in enumerate(gateways)})
-
-
-class Source:
-    """A TopologySource whose record the test sets."""
-
-    gone = False
-
-    def __init__(self, record: Topology | None) -> None:
-        self.record = record
-
-    def current(self) -> Topology:
-        if self.record is None:
-            raise Unavailable("none yet")
-        return self.record
-
-    async def changed(self, after_epoch: int) -> Topology:
-        raise NotImplementedError
-
-
-class Service:
-    """Both applications on real ports."""
-
-    def __init__(self, record: Topology | None, *, guests: bool = False) -> None:
-        self.source = Source(record)
-        self.board = Board(3_000)
-        self.tokens = FakeTokens()
-        self.now = 0
-        self.list = IpList(
-            self.source, self.board, self.tokens, guests=guests, now_ms=lambda: self.now, chance=lambda: 0.0
-        )
-        self.public, self.internal = free_port(), free_port()
-
-    async def get(
-        self, path: str = "/ip/list", token: str | None = "fake:alice", *, inside: bool = False, **headers: str
-    ) -> tuple[int, Any, Any]:
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
-        url = f"http://127.0.0.1:{self.internal if inside else self.public}{path}"
-        async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
-            body = await answer.read()
-            return answer.status, json.loads(body) if body[:1] == b"{" else body, answer.headers
-
-
-@asynccontextmanager
-async def serving(record: Topology | None, *, guests: bool = False) -> AsyncIterator[Service]:
-    service = Service(record, guests=guests)
-    servers = [
-        HttpServer(public(service.list, ()), "127.0.0.1", service.public),
-        HttpServer(internal(service.list), "127.0.0.1", service.internal),
-    ]
-    for server in servers:
-        await server.start()
-    try:
-        yield service
-    finally:
-        for server in servers:
-            await server.stop()
-
-
-async def test_lists_the_five_with_most_room_first() -> None:
-    async with serving(topology(*(gateway(i) for i in range(7)))) as service:
+async def test_lists_the_five_with_most_room_first(tmp_path: Path) -> None:
+    async with serving(topology(*(gateway(i) for i in range(7))), tmp_path) as service:
         for i in range(7):
             service.board.observe(f"edge-{i}", Load(True, 0, 10 + i), 0)
         status, body, _ = await service.get()
@@ -118,8 +43,8 @@ async def test_lists_the_five_with_most_room_first() -> None:
 
 
 @pytest.mark.parametrize("state", ["draining", "leaving", "lost"])
-async def test_who_does_not_serve_by_the_record_is_not_listed_though_it_has_room(state: str) -> None:
-    async with serving(topology(gateway(0), replace(gateway(1), state=state))) as service:
+async def test_who_does_not_serve_by_the_record_is_not_listed_though_it_has_room(state: str, tmp_path: Path) -> None:
+    async with serving(topology(gateway(0), replace(gateway(1), state=state)), tmp_path) as service:
         service.board.observe("edge-0", Load(True, 0, 1), 0)
         service.board.observe("edge-1", Load(True, 0, 90), 0)
         _, body, _ = await service.get()
@@ -131,49 +56,85 @@ async def test_who_does_not_serve_by_the_record_is_not_listed_though_it_has_room
         assert (status, body["data"], headers["Retry-After"]) == (503, [], "1")
 
 
-async def test_the_callers_zone_comes_first_among_equals() -> None:
-    far, near, full = gateway(0), replace(gateway(1), zone="z"), replace(gateway(2), zone="z")
-    async with serving(topology(far, near, full)) as service:
-        service.board.observe("edge-0", Load(True, 0, 90), 0)
-        service.board.observe("edge-1", Load(True, 0, 40), 0)
+async def test_the_callers_zone_comes_first_until_another_has_three_times_as_much_left(tmp_path: Path) -> None:
+    far, near, full = gateway(0), gateway(1, zone="z"), gateway(2, zone="z")
+    async with serving(topology(far, near, full), tmp_path) as service:
+        service.board.observe("edge-0", Load(True, 10, 90), 0)
+        service.board.observe("edge-1", Load(True, 60, 40), 0)
         service.board.observe("edge-2", Load(True, 50, 0), 0)
-
-        async def order(path: str = "/ip/list", **headers: Any) -> list[str]:
-            return [entry["name"] for entry in (await service.get(path, **headers))[1]["data"]]
-
-        assert await order() == ["edge-0", "edge-1", "edge-2"]
-        assert await order("/ip/list?zone=z") == ["edge-1", "edge-0", "edge-2"]
-        assert await order(**{"Plato-Zone": "z"}) == ["edge-1", "edge-0", "edge-2"]
-        assert await order("/ip/list?zone=nowhere") == ["edge-0", "edge-1", "edge-2"]
+        assert await service.order() == ["edge-0", "edge-1", "edge-2"]
+        assert await service.order("/ip/list?zone=z") == ["edge-1", "edge-0", "edge-2"]
+        assert await service.order(headers={"Plato-Zone": "z"}) == ["edge-1", "edge-0", "edge-2"]
+        assert await service.order("/ip/list?zone=nowhere") == ["edge-0", "edge-1", "edge-2"]
+        service.board.observe("edge-1", Load(True, 79, 21), 0, uid="restarted")
+        assert await service.order("/ip/list?zone=z") == ["edge-0", "edge-1", "edge-2"]
 
 
-async def test_two_callers_in_one_second_are_sent_to_different_gateways() -> None:
-    async with serving(topology(gateway(0), gateway(1))) as service:
+async def test_the_callers_address_tells_by_the_map_where_a_gateway_is_near(tmp_path: Path) -> None:
+    """By the gateway's own address, or by where its zone lies; a region makes its zones near each other."""
+    (tmp_path / "world.mmdb").write_bytes(mmdb(WORLD))
+    record = topology(
+        gateway(0, zone="us-1", ip="203.0.113.5"),
+        gateway(1, zone="eu-1", ip="10.0.0.1"),
+        gateway(2, zone="eu-2", ip="10.0.0.2"),
+        gateway(3, zone="au-1", ip="203.0.113.200"),
+    )
+    atlas = Atlas({"eu-1": "eu", "eu-2": "eu"}, {"eu-1": BERLIN})
+    async with serving(record, tmp_path, trusted=("127.0.0.1",), atlas=atlas, geoip=tmp_path / "world.mmdb") as service:
+        for i in range(4):
+            service.board.observe(f"edge-{i}", Load(True, 0, 1_000), 0)
+        frankfurt = await service.order(headers={"X-Forwarded-For": "198.51.100.7"})
+        assert frankfurt == ["edge-1", "edge-2", "edge-0", "edge-3"]
+        assert (await service.order(headers={"X-Forwarded-For": "2001:db8:1::7"}))[0] == "edge-0"
+        shown = await service.explained("?address=198.51.100.7")
+        assert [(name, g["km"]) for name, g in shown.items()] == [
+            ("edge-1", pytest.approx(424, abs=10)),
+            ("edge-2", 2_000),
+            ("edge-0", pytest.approx(6_200, abs=60)),
+            ("edge-3", pytest.approx(16_500, abs=200)),
+        ]
+        assert "423 km away" in shown["edge-1"]["why"]
+        shown = await service.explained("?address=198.51.100.7&zone=eu-2")
+        assert [(name, g["km"]) for name, g in shown.items()][:2] == [("edge-2", 0), ("edge-1", 100)]
+        # Everybody falls silent: distance alone.
+        service.now = 60_000
+        assert (await service.order(headers={"X-Forwarded-For": "203.0.113.130"}))[0] == "edge-3"
+
+
+async def test_two_callers_in_one_second_are_sent_to_different_gateways(tmp_path: Path) -> None:
+    async with serving(topology(gateway(0), gateway(1)), tmp_path) as service:
         for i in range(2):
             service.board.observe(f"edge-{i}", Load(True, 0, 10), 0)
         first = [(await service.get())[1]["data"][0]["name"] for _ in range(2)]
     assert sorted(first) == ["edge-0", "edge-1"]
 
 
-async def test_a_silent_gateway_goes_last_and_one_that_says_it_is_closing_behind_it() -> None:
-    async with serving(topology(gateway(0), gateway(1), gateway(2))) as service:
+async def test_a_silent_gateway_is_dropped_within_seconds_and_one_that_says_it_is_closing_goes_last(
+    tmp_path: Path,
+) -> None:
+    async with serving(topology(gateway(0), gateway(1), gateway(2)), tmp_path) as service:
         service.board.observe("edge-0", Load(True, 0, 50), 0)
-        service.board.observe("edge-2", Load(False, 0, 90), 5_000)
-        service.board.observe("edge-1", Load(True, 0, 1), 5_000)
-        service.now = 5_000
-        _, body, _ = await service.get()
-    assert [entry["name"] for entry in body["data"]] == ["edge-1", "edge-0", "edge-2"]
+        service.board.observe("edge-1", Load(True, 0, 1), 0)
+        service.board.observe("edge-2", Load(True, 0, 90), 0)
+        assert await service.order() == ["edge-2", "edge-0", "edge-1"]
+        service.now = 3_001
+        service.board.observe("edge-2", Load(False, 0, 90), 3_001)
+        service.board.observe("edge-1", Load(True, 0, 1), 3_001)
+        assert await service.order() == ["edge-1", "edge-2"]
+        assert (await service.explained())["edge-0"]["why"].startswith("not heard for 3.0 s")
+        service.board.observe("edge-1", Load(True, 1, 0), 3_001)
+        assert await service.order() == ["edge-0", "edge-1", "edge-2"], "nobody else has room: it is tried after all"
 
 
-async def test_known_gateways_are_listed_while_no_load_is_known() -> None:
-    async with serving(topology(gateway(0), gateway(1))) as service:
+async def test_known_gateways_are_listed_while_no_load_is_known(tmp_path: Path) -> None:
+    async with serving(topology(gateway(0), gateway(1)), tmp_path) as service:
         status, body, _ = await service.get()
     assert status == 200
     assert {entry["name"] for entry in body["data"]} == {"edge-0", "edge-1"}
 
 
-async def test_nothing_to_list_is_said_with_a_code_that_asks_to_retry() -> None:
-    async with serving(None) as service:
+async def test_nothing_to_list_is_said_with_a_code_that_asks_to_retry(tmp_path: Path) -> None:
+    async with serving(None, tmp_path) as service:
         status, body, headers = await service.get()
         ready, why, _ = await service.get("/readyz", inside=True)
         alive, _, _ = await service.get("/healthz", inside=True)
@@ -183,8 +144,8 @@ async def test_nothing_to_list_is_said_with_a_code_that_asks_to_retry() -> None:
 
 @pytest.mark.parametrize("code", [Code.TOKEN_EXPIRED, Code.TOKEN_NOT_YET_VALID, Code.TOKEN_INVALID])
 @pytest.mark.parametrize("guests", [False, True])
-async def test_a_refused_token_is_answered_with_its_code(code: Code, guests: bool) -> None:
-    async with serving(topology(gateway(0)), guests=guests) as service:
+async def test_a_refused_token_is_answered_with_its_code(code: Code, guests: bool, tmp_path: Path) -> None:
+    async with serving(topology(gateway(0)), tmp_path, guests=guests) as service:
         service.tokens.refuse("fake:alice", code)
         status, body, headers = await service.get()
     assert (status, body["code"], body["data"]) == (401, code, [])
@@ -192,26 +153,26 @@ async def test_a_refused_token_is_answered_with_its_code(code: Code, guests: boo
     assert headers["WWW-Authenticate"] == "Bearer"
 
 
-async def test_callers_without_a_token_are_answered_only_while_guests_are_on() -> None:
-    async with serving(topology(gateway(0))) as service:
+async def test_callers_without_a_token_are_answered_only_while_guests_are_on(tmp_path: Path) -> None:
+    async with serving(topology(gateway(0)), tmp_path) as service:
         assert (await service.get(token=None))[0] == 401
-        assert (await service.get(token=None, Authorization="Basic YTpi"))[0] == 401
+        assert (await service.get(token=None, headers={"Authorization": "Basic YTpi"}))[0] == 401
         assert (await service.get(token=""))[0] == 401
-    async with serving(topology(gateway(0)), guests=True) as service:
+    async with serving(topology(gateway(0)), tmp_path, guests=True) as service:
         assert (await service.get(token=None))[0] == 200
-        assert (await service.get(token=None, Authorization="Basic YTpi"))[0] == 401
+        assert (await service.get(token=None, headers={"Authorization": "Basic YTpi"}))[0] == 401
 
 
-async def test_browsers_on_loopback_may_read_the_list_and_others_may_not() -> None:
-    async with serving(topology(gateway(0))) as service:
-        _, _, near = await service.get(Origin="http://localhost:3000")
-        _, _, far = await service.get(Origin="https://evil.example")
+async def test_browsers_on_loopback_may_read_the_list_and_others_may_not(tmp_path: Path) -> None:
+    async with serving(topology(gateway(0)), tmp_path) as service:
+        _, _, near = await service.get(headers={"Origin": "http://localhost:3000"})
+        _, _, far = await service.get(headers={"Origin": "https://evil.example"})
     assert near["Access-Control-Allow-Origin"] == "http://localhost:3000"
     assert "Access-Control-Allow-Origin" not in far
 
 
-async def test_explain_stands_on_the_internal_port_alone_and_metrics_count() -> None:
-    async with serving(topology(gateway(0), gateway(1))) as service:
+async def test_explain_stands_on_the_internal_port_alone_and_metrics_count(tmp_path: Path) -> None:
+    async with serving(topology(gateway(0), gateway(1)), tmp_path) as service:
         service.board.observe("edge-1", Load(True, 3, 7), 0)
         service.now = 40
         assert (await service.get("/explain"))[0] == 404
@@ -220,11 +181,150 @@ async def test_explain_stands_on_the_internal_port_alone_and_metrics_count() -> 
         _, metrics, _ = await service.get("/metrics", inside=True)
     first, second = body["gateways"]
     assert (first["name"], first["group"], first["room"], first["sample_age_ms"]) == ("edge-1", "room", 7, 40)
+    assert (first["place"], first["why"]) == (1, "no limit of bandwidth, 7 connections left")
     assert (second["name"], second["group"], second["sample_age_ms"]) == ("edge-0", "silent", None)
+    assert (second["place"], second["why"]) == (None, "was never heard")
+    assert body["map"] == {"loaded": False, "trouble": "ipconfig.geoip_path is not set"}
     assert b'plato_ipconfig_first_listed_total{gateway="edge-1"}' in metrics
 
 
+async def test_explain_names_each_score_and_refuses_what_is_no_address(tmp_path: Path) -> None:
+    async with serving(topology(gateway(0), gateway(1), gateway(2)), tmp_path) as service:
+        service.board.observe("edge-0", Load(True, 100, 900, 500_000_000, 1_000_000_000), 0)
+        service.board.observe("edge-1", Load(True, 950, 50, 800_000_000, 1_000_000_000), 0)
+        service.board.observe("edge-2", Load(True, 1_000, 0), 0)
+        shown = await service.explained("?zone=here")
+        assert (await service.get("/explain?address=moon", inside=True))[0] == 400
+    first, second, third = shown.values()
+    assert (first["active"], first["static"], first["gb_per_s_left"], first["km"]) == (0.5, 900, 0.5, 0)
+    assert first["why"] == "0.50 GB/s left, 900 connections left, 0 km away (× 1.00)"
+    assert (second["group"], second["blend"]) == ("low", pytest.approx(2 * 0.05 * 0.8 / 0.85, abs=1e-4))
+    assert third["group"] == "full"
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_user_who_asks_too_often_is_told_when_and_nobody_else_behind_the_address_is_refused(
+    tmp_path: Path,
+) -> None:
+    async with serving(topology(gateway(0)), tmp_path, user=(1, 3), address=(1, 1)) as service:
+        assert [(await service.get())[0] for _ in range(3)] == [200] * 3
+        status, body, headers = await service.get()
+        assert (status, body["code"], body["data"], headers["Retry-After"]) == (429, Code.BUSY, [], "1")
+        for i in range(40):  # one address, whose own bucket holds a single request
+            assert (await service.get(token=f"fake:user-{i}"))[0] == 200
+        service.now = 1_000
+        assert (await service.get())[0] == 200
+
+
+async def test_strangers_share_their_addresss_limit_and_take_nothing_from_who_shows_a_token(tmp_path: Path) -> None:
+    kinds: dict[str, Any] = {"guests": True, "address": (1, 4), "trusted": ("127.0.0.0/8",)}
+    async with serving(topology(gateway(0)), tmp_path, **kinds) as service:
+        service.tokens.refuse("fake:stolen", Code.TOKEN_EXPIRED)
+        here = {"X-Forwarded-For": "6.6.6.6, 203.0.113.1"}
+        assert [(await service.get(token=None, headers=here))[0] for _ in range(2)] == [200] * 2
+        assert [(await service.get(token="fake:stolen", headers=here))[0] for _ in range(3)] == [401, 401, 429]
+        assert (await service.get(token=None, headers=here))[0] == 429
+        assert (await service.get(headers=here))[0] == 200, "a valid token does not touch the address's limit"
+        assert (await service.get(token=None, headers={"X-Forwarded-For": "6.6.6.6, 203.0.113.2"}))[0] == 200
+
+
+async def test_without_trusted_proxies_nobody_speaks_for_another_address(tmp_path: Path) -> None:
+    async with serving(topology(gateway(0)), tmp_path, guests=True, address=(1, 2)) as service:
+        found = [(await service.get(token=None, headers={"X-Forwarded-For": f"203.0.113.{i}"}))[0] for i in range(3)]
+    assert found == [200, 200, 429]
+
+
+# ── the switch ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_override_counts_at_once_outlives_a_restart_and_is_taken_back(tmp_path: Path) -> None:
+    record = topology(gateway(0), gateway(1), gateway(2))
+    async with serving(record, tmp_path) as service:
+        for i in range(3):
+            service.board.observe(f"edge-{i}", Load(True, 0, 100 - i), 0)
+        assert (await service.get())[1]["data"][0]["name"] == "edge-0"
+        asked = {"first": ["edge-2"], "never": ["edge-0"], "reason": "its disk"}
+        status, body, _ = await service.ask("PUT", "/override", body=asked)
+        assert (status, body["note"]) == (200, "")
+        assert await service.order() == ["edge-2", "edge-1"]
+        shown = await service.explained()
+        assert shown["edge-2"]["why"] == "the override puts it first"
+        assert shown["edge-0"]["why"] == "not listed: the override says never"
+        assert _gauge(service, "plato_ipconfig_override") == {(): 1.0}
+    async with serving(record, tmp_path) as service:
+        assert await service.order() == ["edge-2", "edge-1"]
+        assert (await service.ask("GET", "/override"))[1]["override"]["reason"] == "its disk"
+        assert (await service.ask("DELETE", "/override"))[0] == 200
+        assert set(await service.order()) == {"edge-0", "edge-1", "edge-2"}
+    async with serving(record, tmp_path) as service:
+        assert (await service.ask("GET", "/override"))[1]["override"] is None
+
+
+async def test_an_override_ends_by_itself(tmp_path: Path) -> None:
+    async with serving(topology(gateway(0), gateway(1)), tmp_path) as service:
+        await service.ask("PUT", "/override", body={"never": ["edge-0"], "for_s": 60})
+        assert await service.order() == ["edge-1"]
+        service.unix_ms += 60_000
+        assert set(await service.order()) == {"edge-0", "edge-1"}
+
+
+async def test_who_may_not_sets_nothing_and_a_wrong_order_is_refused_in_words(tmp_path: Path) -> None:
+    async with serving(topology(gateway(0), gateway(1)), tmp_path) as service:
+        status, body, _ = await service.ask("PUT", "/override", body={"never": ["edge-9"]})
+        assert (status, body["error"]) == (400, "edge-9 is no gateway of this cluster")
+        assert (await service.ask("PUT", "/override", body=[]))[0] == 400
+        origin = {"Origin": "https://evil.example"}
+        assert (await service.ask("PUT", "/override", body={"never": ["edge-0"]}, headers=origin))[0] == 403
+        service.let_in = False
+        assert (await service.ask("PUT", "/override", body={"never": ["edge-0"]}))[0] == 401
+        assert (await service.ask("DELETE", "/override"))[0] == 401
+        assert (await service.ask("GET", "/override"))[1] == {"override": None}
+        assert (await service.ask("PUT", "/override", inside=False, body={"never": ["edge-0"]}))[0] == 404
+
+
+async def test_a_file_that_cannot_be_written_or_read_stops_no_override_and_no_start(tmp_path: Path) -> None:
+    (tmp_path / "override.json").mkdir()
+    async with serving(topology(gateway(0), gateway(1)), tmp_path) as service:
+        status, body, _ = await service.ask("PUT", "/override", body={"never": ["edge-0"]})
+        assert (status, body["note"].startswith("it ends with this process")) == (200, True)
+        assert await service.order() == ["edge-1"]
+    (tmp_path / "override.json").rmdir()
+    for damage in ("", "{", "[]", '{"by": "moon", "until_ms": 0}', '{"never": ["a"]}'):
+        (tmp_path / "override.json").write_text(damage)
+        async with serving(topology(gateway(0), gateway(1)), tmp_path) as service:
+            assert len(await service.order()) == 2
+
+
+# ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _gauge(service: Service, name: str) -> dict[tuple[str, ...], float]:
+    (family,) = [m for m in Gauges(service.dispatch).collect() if m.name == name]
+    return {tuple(s.labels.values()): s.value for s in family.samples}
+
+
+async def test_imbalance_and_how_gateways_are_seen_are_metrics(tmp_path: Path) -> None:
+    record = topology(gateway(0), gateway(1), replace(gateway(2), state="draining"), gateway(3))
+    async with serving(record, tmp_path) as service:
+        assert _gauge(service, "plato_ipconfig_imbalance_ratio") == {(): 1.0}
+        service.board.observe("edge-0", Load(True, 300, 700), 0)
+        service.board.observe("edge-1", Load(True, 100, 900), 0)
+        service.board.observe("edge-2", Load(False, 900, 0), 0)
+        assert _gauge(service, "plato_ipconfig_imbalance_ratio") == {(): 1.5}, "who drains does not count"
+        assert _gauge(service, "plato_ipconfig_connections") == {(): 400.0}
+        seen = _gauge(service, "plato_ipconfig_gateways")
+        assert seen == {("room",): 2.0, ("low",): 0.0, ("silent",): 1.0, ("full",): 0.0, ("closing",): 1.0}
+        assert _gauge(service, "plato_ipconfig_override") == {(): 0.0}
+        assert _gauge(service, "plato_ipconfig_map_loaded") == {(): 0.0}
+
+
 # ── where the figures come from ──────────────────────────────────────────────────────────────────────────────
+
+
+def seen(board: Board, name: str) -> Place:
+    return board.ranked({name: False}, 0, lambda: 0.0)[0]
 
 
 class FakeAdmin:
@@ -260,10 +360,10 @@ async def test_gateways_are_asked_each_round_whatever_one_of_them_does() -> None
         source = LoadSource(Source(record), board, 50, lambda: 0)
         task = asyncio.create_task(source.run())
         await until(lambda: good.asked > 3 and bad.asked > 3, 10, "not asked again")
-        assert board.place("edge-0", 0).room == 8
-        assert board.place("edge-1", 0).age_ms is None
+        assert seen(board, "edge-0").room == 8
+        assert seen(board, "edge-1").age_ms is None
         bad.status, bad.answer = 200, {**good.answer, "name": "edge-1", "uid": "uid-1", "connections_left": 3}
-        await until(lambda: board.place("edge-1", 0).room == 3, 10, "the second was not heard")
+        await until(lambda: seen(board, "edge-1").room == 3, 10, "the second was not heard")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -276,7 +376,7 @@ async def test_no_topology_ends_no_round() -> None:
         admin.answer = {"name": "edge-0", "uid": "uid-0", "serving": True, "connections": 0, "connections_left": 1}
         task = asyncio.create_task(LoadSource(empty, board, 50, lambda: 0).run())
         empty.record = topology(gateway(0, f"127.0.0.1:{admin.port}"))
-        await until(lambda: board.place("edge-0", 0).room == 1, 10, "not asked once there was a topology")
+        await until(lambda: seen(board, "edge-0").room == 1, 10, "not asked once there was a topology")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -294,8 +394,19 @@ async def test_no_topology_ends_no_round() -> None:
         b'{"name": "edge-0", "uid": "u", "serving": true, "connections": "many", "connections_left": 1}',
         b'{"name": "edge-0", "uid": "u", "serving": true, "connections": 1, "connections_left": null}',
         b"\xff\xfe",
+        b'{"name": "edge-0", "uid": "u", "serving": true, "connections": 1, "connections_left": 1, "max_bytes_per_s": 9}',
+        b'{"name": "edge-0", "uid": "u", "serving": true, "connections": 1, "connections_left": 1, "max_bytes_per_s": []}',
+        b'{"name": "edge-0", "uid": "u", "serving": true, "connections": 1e999, "connections_left": 1}',
     ],
 )
 def test_an_answer_that_is_none_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (each has its own words)
         parse(body, "edge-0", "u")
+
+
+def test_bandwidth_counts_only_where_a_limit_is_told() -> None:
+    said = {"name": "a", "uid": "u", "serving": True, "connections": 3, "connections_left": 7}
+    assert parse(json.dumps(said).encode(), "a", "u") == Load(True, 3, 7)
+    more = {**said, "max_bytes_per_s": 100, "bytes_per_s_left": 40}
+    assert parse(json.dumps(more).encode(), "a", "u") == Load(True, 3, 7, 40, 100)
+    assert parse(json.dumps({**said, "max_bytes_per_s": 0, "bytes_per_s_left": None}).encode(), "a", "u").bytes_max == 0

@@ -40,7 +40,7 @@ class Spec:
 _DECIDED = (
     ("topology", "path"), ("topology", "config_map"), ("auth", "keys_dir"), ("gateway", "run_dir"),
     ("database", "uri"), ("store", "url"), ("process", "name"), ("process", "uid"),
-    ("tls", "internal_dir"),
+    ("tls", "internal_dir"), ("ipconfig", "override_path"),
 )  # fmt: skip
 """Keys that the embedded cluster sets itself: see `effective` and `write_all`."""
 
@@ -80,7 +80,11 @@ def write_all(base: Settings, folder: DataFolder, ports: dict[str, PortUse]) -> 
         specs.append(Spec(name, kind, argv, folder.logs / f"{name}.log", admin, pids))
 
     ipconfig = base.ipconfig.model_copy(
-        update={"port": ports["ipconfig"].port, "internal_port": ports["ipconfig.internal"].port}
+        update={
+            "port": ports["ipconfig"].port,
+            "internal_port": ports["ipconfig.internal"].port,
+            "override_path": folder.root / "override.json",
+        }
     )
     add("plato-ipconfig-0", "ipconfig", base.model_copy(update={"ipconfig": ipconfig}), ports["ipconfig.internal"])
     for i in range(base.local.gateways):

@@ -44,8 +44,25 @@ def app(
 class HttpServer:
     """Serves an ASGI application inside this loop. `start` raises OSError (port in use) at once; `stop` ends it."""
 
-    def __init__(self, application: Starlette, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        config = uvicorn.Config(application, host=host, port=port, log_config=None, access_log=False, lifespan="off")
+    def __init__(
+        self,
+        application: Starlette,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        proxies: bool = True,
+    ) -> None:
+        """proxies: whether a proxy on loopback may say whose request it brings; off where the application decides that."""
+        config = uvicorn.Config(
+            application,
+            host=host,
+            port=port,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            proxy_headers=proxies,
+        )
         config.load()
         config.ssl = tls
         self._server = uvicorn.Server(config)

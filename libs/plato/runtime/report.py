@@ -71,20 +71,13 @@ class BearerTokens:
 
 def route(settings: Settings, report: Callable[[], Mapping[str, Any]]) -> Route:
     """The route. `report`: what this process says, called for each answer; uid, boot and name are added to it."""
-    folder = settings.process.admin_tokens_dir
-    tokens = BearerTokens(folder) if folder is not None else None
+    refusal = guard(settings)
     boot = secrets.token_hex(8)
 
     async def answer(request: Request) -> Response:
-        if tokens is None:
-            if not _from_loopback(request):
-                return JSONResponse({"error": "not found"}, status_code=404)
-        else:
-            kind, _, given = request.headers.get("authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not tokens.valid(given.strip()):
-                return JSONResponse(
-                    {"error": "a valid bearer token is needed"}, status_code=401, headers={"WWW-Authenticate": "Bearer"}
-                )
+        refused = refusal(request)
+        if refused is not None:
+            return refused
         said = {
             "name": settings.process.name,
             "uid": settings.process.uid,
@@ -95,6 +88,25 @@ def route(settings: Settings, report: Callable[[], Mapping[str, Any]]) -> Route:
         return JSONResponse(said, headers={"Cache-Control": "no-store"})
 
     return Route(PATH, answer)
+
+
+def guard(settings: Settings) -> Callable[[Request], Response | None]:
+    """What answers those who may not: 401 without a valid token, 404 for who is not on loopback where there are none; None
+    lets the request through."""
+    folder = settings.process.admin_tokens_dir
+    tokens = BearerTokens(folder) if folder is not None else None
+
+    def refusal(request: Request) -> Response | None:
+        if tokens is None:
+            return None if _from_loopback(request) else JSONResponse({"error": "not found"}, status_code=404)
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and tokens.valid(given.strip()):
+            return None
+        return JSONResponse(
+            {"error": "a valid bearer token is needed"}, status_code=401, headers={"WWW-Authenticate": "Bearer"}
+        )
+
+    return refusal
 
 
 def ranges(numbers: Iterable[int]) -> list[list[int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -19,6 +20,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from plato.api import names
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+Latitude = Annotated[float, Field(ge=-90, le=90)]
+Longitude = Annotated[float, Field(ge=-180, le=180)]
 PREFIX = "PLATO_"
 DEFAULT_FILE = "plato.yaml"
 
@@ -101,6 +104,11 @@ class GatewaySettings(_Section):
     send_queue_bytes: int = Field(
         1_048_576, ge=65_536, description="Per connection; past it: closed as slow, so that it takes no other's memory."
     )
+    max_bytes_per_s: int = Field(
+        0,
+        ge=0,
+        description="What its network carries, both ways together; ipconfig sends clients where most is left. 0: not told.",
+    )
     login_timeout_ms: int = Field(
         10_000,
         ge=100,
@@ -109,7 +117,18 @@ class GatewaySettings(_Section):
     credit_bytes: int = Field(
         4_194_304, ge=65_536, description="Uplink bytes on their way per worker and shard: a slow shard stops no other."
     )
-    ws_origins: tuple[str, ...] = Field((), description="Origins that browsers may come from; empty: any loopback.")
+    ws_origins: tuple[str, ...] = Field(
+        (), description="Origins that browsers may come from, by WebSocket or long polling; empty: any loopback."
+    )
+    poll_wait_ms: int = Field(
+        25_000, ge=1_000, le=60_000, description="How long a poll waits at most; proxies often end requests after 30 s."
+    )
+    poll_silent_ms: int = Field(
+        30_000, ge=1_000, le=300_000, description="A connection by long polling that sends no request is closed."
+    )
+    poll_max_connections: int = Field(
+        5_000, ge=1, le=20_000, description="By long polling, per gateway; one process serves them all."
+    )
     run_dir: Path = Field(Path("run"), description="Folder of the worker-link socket.")
     drain_pace_per_s: int = Field(
         200, ge=1, le=10_000, description="Clients sent elsewhere per second after a SIGTERM that no order came before."
@@ -228,7 +247,28 @@ class IpconfigSettings(_Section):
     internal_host: str = Field("127.0.0.1", description="Address of the internal port; keep it from clients.")
     internal_port: Port = Field(names.IPCONFIG_INTERNAL_PORT, description="Health, metrics and /explain.")
     poll_ms: int = Field(1_000, ge=50, description="How often each gateway is asked for its load.")
-    silent_ms: int = Field(3_000, ge=100, description="A gateway silent this long is listed last, as unknown.")
+    silent_ms: int = Field(3_000, ge=100, description="A gateway silent this long is not listed while others have room.")
+    geoip_path: Path | None = Field(
+        None, description="Your .mmdb file with locations; a newer one is taken by itself. Unset: zones tell distances."
+    )
+    regions: dict[str, str] = Field(
+        {}, description='Region of a zone: {"eu-1a": "eu-1", "eu-1b": "eu-1"}; its zones are near each other.'
+    )
+    places: dict[str, tuple[Latitude, Longitude]] = Field(
+        {}, description='A zone on the map, for gateways whose addresses the file does not know: {"eu-1a": [50.1, 8.7]}.'
+    )
+    user_per_min: int = Field(60, ge=1, le=60_000, description="Lists that one user may ask for in the long run.")
+    user_burst: int = Field(30, ge=1, description="And at once, after a rest.")
+    address_per_s: int = Field(
+        200, ge=1, description="Requests without a valid token of one address (of one /64): a NAT holds thousands."
+    )
+    address_burst: int = Field(2_000, ge=1, description="And at once, after a rest.")
+    trusted_proxies: tuple[str, ...] = Field(
+        (), description="Networks whose X-Forwarded-For counts, as 10.0.0.0/8; empty: nobody's."
+    )
+    override_path: Path = Field(
+        Path("override.json"), description="File that keeps the manual override over a restart; see docs/dispatch.md."
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -242,6 +282,11 @@ class IpconfigSettings(_Section):
 class DatabaseSettings(_Section):
     """PostgreSQL: messages, and the bus of small clusters."""
 
+        for text in self.trusted_proxies:
+            try:
+                ip_network(text.strip())
+            except ValueError as e:
+                raise ValueError(f"trusted_proxies: {e}; write networks as 10.0.0.0/8, with no bits behind the /") from e
     uri: str = Field("postgresql://plato@127.0.0.1:8908/plato", description="PostgreSQL ≥ 15.")
     schema_name: str = Field(
         "plato", pattern=r"^[a-z_][a-z0-9_]{0,40}$", description="PostgreSQL schema; lets clusters share a database."

@@ -36,8 +36,8 @@ the value and the flag, variable or file that it came from. Nothing is read agai
 `plato settings` prints the values in force in the running cluster of this folder (of another one with `--data-dir`); where
 none runs, or a file is named by `--settings`, those that a start would use. `plato settings --schema` prints their JSON
 schema. The embedded cluster (`plato up`) decides `process`, `topology`, `auth.keys_dir`, `gateway.run_dir`,
-`ipconfig.override_path`, `database.uri` and `store.url` itself, and says so where you set one; a second instance of a service
-listens 10 ports higher, and `local.port_offset` moves all ports.
+`ipconfig.override_path`, `database.uri` and `store.url` itself, and says so where you set one; a second instance of a
+service listens 10 ports higher, and `local.port_offset` moves all ports.
 """
 
 _UNITS = {"_ms": "ms", "_s": "s", "_bytes": "bytes"}

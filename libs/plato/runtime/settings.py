@@ -247,7 +247,9 @@ class IpconfigSettings(_Section):
     internal_host: str = Field("127.0.0.1", description="Address of the internal port; keep it from clients.")
     internal_port: Port = Field(names.IPCONFIG_INTERNAL_PORT, description="Health, metrics and /explain.")
     poll_ms: int = Field(1_000, ge=50, description="How often each gateway is asked for its load.")
-    silent_ms: int = Field(3_000, ge=100, description="A gateway silent this long is not listed while others have room.")
+    silent_ms: int = Field(
+        3_000, ge=100, description="A gateway silent this long is not listed while others have room."
+    )
     geoip_path: Path | None = Field(
         None, description="Your .mmdb file with locations; a newer one is taken by itself. Unset: zones tell distances."
     )
@@ -255,7 +257,8 @@ class IpconfigSettings(_Section):
         {}, description='Region of a zone: {"eu-1a": "eu-1", "eu-1b": "eu-1"}; its zones are near each other.'
     )
     places: dict[str, tuple[Latitude, Longitude]] = Field(
-        {}, description='A zone on the map, for gateways whose addresses the file does not know: {"eu-1a": [50.1, 8.7]}.'
+        {},
+        description='A zone on the map, for gateways whose addresses the file does not know: {"eu-1a": [50.1, 8.7]}.',
     )
     user_per_min: int = Field(60, ge=1, le=60_000, description="Lists that one user may ask for in the long run.")
     user_burst: int = Field(30, ge=1, description="And at once, after a rest.")
@@ -286,7 +289,9 @@ class DatabaseSettings(_Section):
             try:
                 ip_network(text.strip())
             except ValueError as e:
-                raise ValueError(f"trusted_proxies: {e}; write networks as 10.0.0.0/8, with no bits behind the /") from e
+                raise ValueError(
+                    f"trusted_proxies: {e}; write networks as 10.0.0.0/8, with no bits behind the /"
+                ) from e
     uri: str = Field("postgresql://plato@127.0.0.1:8908/plato", description="PostgreSQL ≥ 15.")
     schema_name: str = Field(
         "plato", pattern=r"^[a-z_][a-z0-9_]{0,40}$", description="PostgreSQL schema; lets clusters share a database."

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plato.api import names
 from plato.local.cluster import LocalCluster
 from plato.local.folder import LocalError
 from plato.local.servers import PostgresServer, ValkeyServer
@@ -63,7 +64,9 @@ def new_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
     endings = contextlib.ExitStack()
 
     def make(settings: Mapping[str, Any] | None = None, *, ready: bool = True) -> LocalCluster:
-        cluster = LocalCluster.launch(tmp_path_factory.mktemp("plato") / "data", settings)
+        # Pollers only where they are asked for: two processes less to start.
+        chosen = {"gateway.poll_port": 0, **(settings or {})}
+        cluster = LocalCluster.launch(tmp_path_factory.mktemp("plato") / "data", chosen)
         endings.callback(_end, cluster)
         if ready:
             cluster.wait_ready(_READY_S)
@@ -76,7 +79,7 @@ def new_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
 @pytest.fixture(scope="session")
 def cluster(new_cluster: Callable[..., LocalCluster]) -> LocalCluster:
     """One cluster with default settings, shared by every test that leaves it whole."""
-    return new_cluster()
+    return new_cluster({"gateway.poll_port": names.GATEWAY_POLL_PORT})
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The gateway's entry: `python -m plato_gateway [--settings F]` is the pod; it starts itself again as worker and link.
+"""The gateway's entry: `python -m plato_gateway [--settings F]` is the pod; it starts itself as worker, link, poller.
 
 Roles import what they need only: a worker loads neither gRPC nor protobuf.
 """
@@ -25,7 +25,7 @@ def main() -> int:
     """Runs the role that the arguments name. Returns the exit code: 0; 1 a part failed; 2 settings; 3 cannot start here."""
     parser = argparse.ArgumentParser(prog="plato-gateway")
     parser.add_argument("--settings", type=Path, default=None, help="settings file (default: ./plato.yaml)")
-    parser.add_argument("--role", choices=("pod", "worker", "link"), default="pod", help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=("pod", "worker", "link", "poller"), default="pod", help=argparse.SUPPRESS)
     parser.add_argument("--index", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--pod-pid", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -41,6 +41,10 @@ def main() -> int:
             from . import worker
 
             return worker.run(settings, arguments.index)
+        if arguments.role == "poller":
+            from . import longpoll
+
+            return asyncio.run(longpoll.run(settings))
         if arguments.role == "link":
             return asyncio.run(_run_link(settings, arguments.pod_pid))
         preflight.check(settings.gateway)

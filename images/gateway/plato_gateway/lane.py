@@ -20,16 +20,21 @@ READ_BYTES: Final = 262_144
 _MAX_PATH_BYTES: Final = 107  # sun_path has 108 bytes, the last is NUL
 
 
-def address(run_dir: Path) -> tuple[str, int]:
-    """(address, fd) of the lane's socket in run_dir; the fd (-1: none) must stay open while the address is used.
+def poll_socket(index: int) -> str:
+    """Name of the socket on which worker `index` takes connections by long polling."""
+    return f"poll-{index}.sock"
+
+
+def address(run_dir: Path, name: str = SOCKET_NAME) -> tuple[str, int]:
+    """(address, fd) of a socket in run_dir, the lane's or `name`; the fd (-1: none) must stay open while it is used.
 
     A path that is too long for a Unix socket is reached through the folder's descriptor under /proc.
     """
-    path = run_dir.absolute() / SOCKET_NAME
+    path = run_dir.absolute() / name
     if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
         return str(path), -1
     fd = os.open(run_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    return f"/proc/self/fd/{fd}/{SOCKET_NAME}", fd
+    return f"/proc/self/fd/{fd}/{name}", fd
 
 
 class Lane:

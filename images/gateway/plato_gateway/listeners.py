@@ -1,9 +1,12 @@
-"""A worker's two listening sockets, and who is let in.
+"""A worker's listening sockets, and who is let in.
 
 Each worker has its own (SO_REUSEPORT), so the kernel spreads connections over workers. One round accepts at most ACCEPTS
 per listener. A TCP connection is let in at once; a WebSocket one after its upgrade, which h11 reads. Being let in means
 a conn_id, so without home slots or reserved stamps the answer is "closing", past max_connections it is "full": a frame
 on TCP, 503 on WebSocket. Nobody hangs: the login time-out holds from accept on.
+
+The third one is a Unix socket, for the process that does long polling (longpoll.py): one connection of its own for each
+of its clients, which begins with the client's address and then speaks as TCP does.
 
 Memory: an upgrade holds its h11 connection, at most UPGRADE_BYTES, no longer than the login time-out.
 """
@@ -18,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import h11
@@ -28,8 +32,9 @@ from plato.wire.v1 import canned
 
 from .core import lanes, websocket
 from .downlink import Downlink
+from .lane import address, poll_socket
 from .preflight import StartError, port_error
-from .sockets import FRESH, LISTENER, PAUSED, READ_BYTES, SHAKING, TCP, UPGRADING, WS, Sockets
+from .sockets import FRESH, GREETING, LISTENER, PAUSED, READ_BYTES, SHAKING, TCP, UPGRADING, WS, Sockets
 from .tls import Certificates, Session
 from .uplink import Uplink
 
@@ -41,7 +46,7 @@ MAX_SHAKING: Final = 1_024
 OVERLOADED_LAG_MS: Final = 1_000
 """Rounds that take this long on average: new connections are sent to the next gateway."""
 
-_TCP, _WS = ord("t"), ord("w")
+_TCP, _WS, _POLL = ord("t"), ord("w"), ord("p")
 
 
 class Listeners:
@@ -99,6 +104,27 @@ class Listeners:
             self._listening[sock.fileno()] = sock
             self._sockets.add(sock.fileno(), LISTENER, letter)
 
+    def listen_polls(self, run_dir: Path, index: int) -> None:
+        """Opens the socket for long polling, in place of one that a dead worker left. Raises StartError."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        folder = -1
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            where, folder = address(run_dir, poll_socket(index))
+            Path(where).unlink(missing_ok=True)
+            sock.bind(where)
+            Path(where).chmod(0o600)
+            sock.listen(BACKLOG)
+        except OSError as e:
+            sock.close()
+            raise StartError(f"gateway.run_dir: {run_dir} takes no socket ({e.strerror}); name another folder") from e
+        finally:
+            if folder >= 0:
+                os.close(folder)
+        sock.setblocking(False)
+        self._listening[sock.fileno()] = sock
+        self._sockets.add(sock.fileno(), LISTENER, _POLL)
+
     def stop(self) -> None:
         """Stops listening; the kernel's backlog goes to the pod's other workers or is reset."""
         self.closing = True
@@ -140,7 +166,9 @@ class Listeners:
 
     def _accepted(self, fd: int, letter: int) -> None:
         sockets = self._sockets
-        if self._certificates is None:
+        if letter == _POLL:
+            sockets.add(fd, GREETING, letter, FRESH)  # what is encrypted of it is so outside of this pod's sockets
+        elif self._certificates is None:
             sockets.add(fd, TCP if letter == _TCP else UPGRADING, letter, FRESH)
             if not self._admit(fd):
                 return
@@ -166,6 +194,22 @@ class Listeners:
         else:
             return self._let_in(fd)
         return True
+
+    def read_greeting(self, fd: int) -> None:
+        """Takes the first bytes of a connection by long polling: a length and its client's address."""
+        sockets = self._sockets
+        try:
+            size = os.read(fd, 1)
+            said = os.read(fd, size[0]) if size and size[0] else b""
+        except OSError:
+            size, said = b"", b""
+        if not size or len(said) != size[0]:  # it is gone: what it says first, it writes in one call
+            sockets.end(fd)
+            return
+        sockets.polled[fd] = said
+        sockets.kind[fd] = TCP
+        if self._admit(fd):
+            self._stats.polled += 1
 
     def read_handshake(self, fd: int) -> None:
         """Takes bytes of a TLS handshake that is not done yet."""
@@ -278,6 +322,8 @@ class Listeners:
             self._stats.login_timeouts += 1
             if sockets.kind[fd] == SHAKING:
                 self.hung_up(fd)
+            elif sockets.kind[fd] == GREETING:
+                sockets.end(fd)
             elif sockets.kind[fd] == UPGRADING:
                 self._downlink.close_raw(fd, _http(408, [], text(Code.LOGIN_TIMEOUT).encode() + b"\n"))
             else:

@@ -29,6 +29,7 @@ _COUNTERS = {
     "frames_out": "Frames written to clients.",
     "frames_unknown": "Frames for connections that were not here any more.",
     "lane_errors": "Messages of the link that could not be read.",
+    "polled": "Connections let in by long polling.",
 }
 _NAMES = {"bytes_in": "received_bytes", "bytes_out": "sent_bytes"}
 

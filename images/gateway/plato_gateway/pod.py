@@ -1,4 +1,5 @@
-"""The gateway's parent process: starts the workers and the link, starts again what dies, and ends all of them with itself.
+"""The gateway's parent process: starts the workers, the link and the poller, starts again what dies, and ends all of them
+with itself.
 
 It does nothing else, so that it has no reason to die. A child that ran for SETTLED_S is started again at once, one that
 keeps dying after a delay that doubles up to MAX_DELAY_S. A child that says at its first start that it cannot (exit code
@@ -75,6 +76,10 @@ class Pod:
             for k in range(settings.gateway.workers)
         ]
         self._link = _Child("link", [*base, "--role", "link"])
+        self._others = [self._link]
+        """All but the workers; they end after them."""
+        if settings.gateway.poll_port:
+            self._others.append(_Child("poller", [*base, "--role", "poller"]))
 
     def run(self) -> int:
         """Keeps the children alive until SIGTERM or SIGINT; ends them; returns the exit code."""
@@ -115,7 +120,7 @@ class Pod:
         return number == signal.SIGUSR1 or time.monotonic() >= self._end_s
 
     def _children(self) -> list[_Child]:
-        return [self._link, *self._workers]
+        return [*self._others, *self._workers]
 
     def _wait_s(self) -> float:
         now_s = time.monotonic()
@@ -173,9 +178,9 @@ class Pod:
                 os.waitpid(ended.si_pid, 0)
 
     def _stop(self) -> None:
-        """Workers first: their last words to the shards go through the link."""
+        """Workers first: their last words go through the link to the shards, and through the poller to its clients."""
         self._end(self._workers, WORKERS_STOP_S)
-        self._end([self._link], LINK_STOP_S)
+        self._end(self._others, LINK_STOP_S)
         (self._run_dir / "pids.json").unlink(missing_ok=True)
 
     def _end(self, children: list[_Child], timeout_s: float) -> None:
@@ -195,7 +200,7 @@ class Pod:
             write_pids(
                 self._run_dir,
                 os.getpid(),
-                self._link.process.pid if self._link.process is not None else 0,
+                {c.role: c.process.pid if c.process is not None else 0 for c in self._others},
                 [c.process.pid if c.process is not None else 0 for c in self._workers],
                 {c.role.replace(" ", "-"): c.ended_code for c in self._children() if c.ended_code is not None},
             )
@@ -206,11 +211,9 @@ class Pod:
             self._pids_stale = True
 
 
-def write_pids(run_dir: Path, pod: int, link: int, workers: list[int], ended: dict[str, int]) -> None:
-    """Replaces <run_dir>/pids.json: {"pod": pid, "link": pid, "workers": [pid, …], "ended": {"worker-0": -9, …}}; pid 0: not
-    running at the moment; ended: exit code of the last end, of those that ended."""
+def write_pids(run_dir: Path, pod: int, others: dict[str, int], workers: list[int], ended: dict[str, int]) -> None:
+    """Replaces <run_dir>/pids.json: {"pod": pid, "link": pid, "poller": pid, "workers": [pid, …], "ended": {"link": -9}};
+    pid 0: not running at the moment; ended: exit code of the last end, of those that ended. others: link and poller."""
     fresh = run_dir / "pids.json.new"
-    fresh.write_text(
-        json.dumps({"pod": pod, "link": link, "workers": workers, "ended": ended}) + "\n", encoding="utf-8"
-    )
+    fresh.write_text(json.dumps({"pod": pod, **others, "workers": workers, "ended": ended}) + "\n", encoding="utf-8")
     fresh.replace(run_dir / "pids.json")

@@ -29,7 +29,10 @@ def check(gateway: GatewaySettings) -> None:
         ("tcp_port", gateway.host, gateway.tcp_port),
         ("ws_port", gateway.host, gateway.ws_port),
         ("admin_port", gateway.admin_host, gateway.admin_port),
+        ("poll_port", gateway.host, gateway.poll_port),
     ):
+        if not port:
+            continue  # no long polling
         # Without SO_REUSEPORT, which the workers set: another gateway on this port must not share it unseen.
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

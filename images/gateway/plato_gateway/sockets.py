@@ -30,6 +30,8 @@ LISTENER: Final = 5
 LANE: Final = 6
 SHAKING: Final = 7
 """Its TLS handshake is not done."""
+GREETING: Final = 8
+"""Of the process that does long polling, which has not said yet for whom."""
 
 FRESH: Final = 1
 """No whole frame came yet: the login time-out holds."""
@@ -67,7 +69,7 @@ class Sockets:
         self.kind = bytearray()
         self.flags = bytearray()
         self.listener_letter = bytearray()
-        """Per fd "t" or "w", as OPENED names the listener."""
+        """Per fd "t", "w" or "p", as OPENED names the listener."""
         self.conn: list[int] = []
         """Per fd its conn_id; 0: none (listener, upgrading, closing)."""
         self.serial = array("Q")
@@ -81,6 +83,8 @@ class Sockets:
         """WebSocket: a request that is not whole yet."""
         self.queues: dict[int, Queue] = {}
         self.tls: dict[int, Session] = {}
+        self.polled: dict[int, bytes] = {}
+        """By long polling: the client's address, as the process that does it said."""
         self.again: list[tuple[int, int]] = []
         """(fd, serial) of TLS connections that may hold input which no event will tell of."""
         self.open = 0
@@ -286,6 +290,7 @@ class Sockets:
         self.forget_input(fd)
         self.queues.pop(fd, None)
         self.tls.pop(fd, None)
+        self.polled.pop(fd, None)
         self.epoll.unregister(fd)
         self._ended.append(fd)
 
@@ -317,6 +322,8 @@ class Sockets:
 
     def peer(self, fd: int) -> bytes:
         """What OPENED and NAMED say of a connection: the listener's letter and the peer's host:port ("" if it is gone)."""
+        if fd in self.polled:
+            return b"%c%s" % (self._letter(fd), self.polled[fd])
         sock = _borrow(fd)
         try:
             host, port = sock.getpeername()[:2]

@@ -13,6 +13,8 @@ import ssl
 from pathlib import Path
 from typing import Final
 
+from plato.runtime.process import StartError
+
 READ_BYTES: Final = 16_384
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
@@ -128,3 +130,14 @@ class Certificates:
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
         context.load_cert_chain(self._folder / CERTIFICATE, self._folder / KEY)
         return context
+
+
+def load(folder: Path) -> Certificates:
+    """The certificates of tls.client_dir. Raises StartError."""
+    try:
+        return Certificates(folder)
+    except (OSError, ssl.SSLError) as e:
+        raise StartError(
+            f"tls.client_dir: {folder} has no usable {CERTIFICATE} and {KEY}: {e}; put a certificate and its key there,"
+            " or unset it for plain text"
+        ) from e

@@ -15,9 +15,7 @@ import resource
 import secrets
 import select
 import signal
-import ssl
 import time
-from pathlib import Path
 from typing import Final
 
 from plato.core.codes import Code
@@ -29,9 +27,8 @@ from .core.drain import Mode
 from .downlink import Downlink
 from .lane import RETRY_MS, Lane
 from .listeners import Listeners
-from .preflight import StartError
-from .sockets import CLOSING, IN, LANE, LISTENER, OUT, SHAKING, TCP, UPGRADING, WAITS, WS, Sockets
-from .tls import CERTIFICATE, KEY, Certificates
+from .sockets import CLOSING, GREETING, IN, LANE, LISTENER, OUT, SHAKING, TCP, UPGRADING, WAITS, WS, Sockets
+from .tls import load
 from .uplink import Uplink
 
 WAIT_MS: Final = 200
@@ -65,9 +62,10 @@ class Worker:
             max_connections=max(1, gateway.max_connections // gateway.workers),
             login_timeout_ms=gateway.login_timeout_ms,
             ws_origins=gateway.ws_origins,
-            certificates=_certificates(settings.tls.client_dir),
+            certificates=load(settings.tls.client_dir) if settings.tls.client_dir is not None else None,
         )
         self._address = gateway.host, gateway.tcp_port, gateway.ws_port
+        self._poll_dir = gateway.run_dir if gateway.poll_port else None
         self._log = logs.get("worker")
         self._lane_fd = -1
         self._age_ms = 0.0
@@ -80,8 +78,10 @@ class Worker:
         """Connections that a drain's deadline closed here."""
 
     def listen(self) -> None:
-        """Opens the two listening sockets. Raises StartError."""
+        """Opens the listening sockets. Raises StartError."""
         self._listeners.listen(*self._address)
+        if self._poll_dir is not None:
+            self._listeners.listen_polls(self._poll_dir, self.index)
 
     def run(self) -> int:
         """Rounds until SIGTERM or SIGINT; then tells every peer that the gateway is closing. Returns the exit code."""
@@ -159,6 +159,8 @@ class Worker:
                 self._uplink.read_ws(fd)
             elif what == UPGRADING:
                 self._listeners.read_upgrade(fd)
+            elif what == GREETING:
+                self._listeners.read_greeting(fd)
             elif what == CLOSING:
                 self._uplink.discard(fd)
         elif event & _DEAD:
@@ -279,18 +281,6 @@ class Worker:
         stats.clock_lag_ms = self._listeners.minter.lag_ms
         self._worst_lag_ms = 0.0
         self._lane.send(lanes.pack_stats(stats))
-
-
-def _certificates(folder: Path | None) -> Certificates | None:
-    if folder is None:
-        return None
-    try:
-        return Certificates(folder)
-    except (OSError, ssl.SSLError) as e:
-        raise StartError(
-            f"tls.client_dir: {folder} has no usable {CERTIFICATE} and {KEY}: {e}; put a certificate and its key there,"
-            " or unset it for plain text"
-        ) from e
 
 
 def run(settings: Settings, index: int) -> int:

@@ -41,6 +41,7 @@ def make_settings(tmp_path: Path) -> Callable[..., Settings]:
                 "gateway.admin_port": admin,
                 "gateway.run_dir": str(tmp_path / "run"),
                 "gateway.workers": 1,
+                "gateway.poll_port": 0,
                 **{f"gateway.{key}": value for key, value in gateway.items()},
             },
         )

@@ -14,6 +14,7 @@ STATE_ADMIN_PORT: Final = 8906
 MSG_GRPC_PORT: Final = 8907
 POSTGRES_PORT: Final = 8908
 GATEWAY_ADMIN_PORT: Final = 8909
+GATEWAY_POLL_PORT: Final = 8914
 OPERATOR_PORT: Final = 8910
 VALKEY_PORT: Final = 8928
 
@@ -21,6 +22,7 @@ LOCAL_PORT_STEP: Final = 10
 """A second local instance of a service listens this much higher."""
 
 WS_PATH: Final = "/ws"
+POLL_PATH: Final = "/poll"
 GUEST_PREFIX: Final = "guest:"
 
 GROUP: Final = "plato.im"

@@ -1,4 +1,4 @@
-"""Workers and links: children of a gateway, named by the gateway itself in <run_dir>/pids.json."""
+"""Workers, links and pollers: children of a gateway, named by the gateway itself in <run_dir>/pids.json."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class PodWatch:
         self._pod = pod
 
     def processes(self, gateway_ready: bool, why: str) -> list[dict[str, Any]]:
-        """Entries for status.json. A link is ready when its gateway is (else: `why` not); a worker when it runs."""
+        """Entries for status.json. A link is ready when its gateway is (else: `why` not); others when they run."""
         entries = []
         for process in self._known.values():
             alive = _alive(process.pid)
-            ready = alive and (process.kind == "worker" or gateway_ready)
+            ready = alive and (process.kind != "link" or gateway_ready)
             entries.append(
                 {
                     "name": process.name,
@@ -79,10 +79,11 @@ class PodWatch:
 
 
 def _children(raw: Any) -> dict[str, tuple[str, int]]:
-    """{name: (kind, pid)} of {"link": pid, "workers": [pid, …]}."""
+    """{name: (kind, pid)} of {"link": pid, "poller": pid, "workers": [pid, …]}."""
     found = {f"worker-{i}": ("worker", int(pid)) for i, pid in enumerate(raw["workers"]) if pid}
-    if raw.get("link"):
-        found["link"] = ("link", int(raw["link"]))
+    for kind in ("link", "poller"):
+        if raw.get(kind):
+            found[kind] = (kind, int(raw[kind]))
     return found
 
 

@@ -51,6 +51,8 @@ def plan(settings: Settings) -> dict[str, PortUse]:
             PortUse(f"{name}.ws", "gateway.ws_port", gateway.host, gateway.ws_port + step),
             PortUse(f"{name}.admin", "gateway.admin_port", gateway.admin_host, gateway.admin_port + step),
         ]
+        if gateway.poll_port:
+            uses.append(PortUse(f"{name}.poll", "gateway.poll_port", gateway.host, gateway.poll_port + step))
     for i in range(local.shards):
         name, state, step = shard_name(i), settings.state, names.LOCAL_PORT_STEP * i
         uses += [

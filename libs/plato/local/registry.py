@@ -140,6 +140,7 @@ class Registry:
             tcp=self._ports[f"{name}.tcp"].port,
             ws=self._ports[f"{name}.ws"].port,
             admin=self._addr(f"{name}.admin"),
+            poll=self._ports[f"{name}.poll"].port if settings.gateway.poll_port else 0,
         )
 
     def _addr(self, key: str) -> str:

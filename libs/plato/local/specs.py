@@ -16,8 +16,8 @@ from plato.local.ports import PortUse, gateway_name, msg_name, shard_name
 from plato.local.servers import write_private
 from plato.runtime.settings import PREFIX, Settings, dump
 
-KINDS = ("postgres", "valkey", "state", "gateway", "worker", "link", "msg", "ipconfig")
-"""Kinds of processes, as status.json and `plato stop` name them. Workers and links belong to a gateway."""
+KINDS = ("postgres", "valkey", "state", "gateway", "worker", "link", "poller", "msg", "ipconfig")
+"""Kinds of processes, as status.json and `plato stop` name them. Workers, links and pollers belong to a gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ def write_all(base: Settings, folder: DataFolder, ports: dict[str, PortUse]) -> 
                 "tcp_port": ports[f"{name}.tcp"].port,
                 "ws_port": ports[f"{name}.ws"].port,
                 "admin_port": ports[f"{name}.admin"].port,
+                "poll_port": ports[f"{name}.poll"].port if base.gateway.poll_port else 0,
                 "run_dir": run_dir,
             }
         )

@@ -84,9 +84,15 @@ class AuthSettings(_Section):
 class GatewaySettings(_Section):
     """The gateway pod: workers and link."""
 
-    host: str = Field("127.0.0.1", description="Address that TCP and WebSocket listen on.")
+    host: str = Field("127.0.0.1", description="Address that TCP, WebSocket and long polling listen on.")
     tcp_port: Port = Field(names.GATEWAY_TCP_PORT, description="TCP clients connect here.")
     ws_port: Port = Field(names.GATEWAY_WS_PORT, description="WebSocket clients connect here, path /ws.")
+    poll_port: int = Field(
+        names.GATEWAY_POLL_PORT,
+        ge=0,
+        le=65_535,
+        description="Long polling, path /poll, for clients whose network kills sockets; 0: none.",
+    )
     admin_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz, /metrics and the load figures.")
     admin_port: Port = Field(names.GATEWAY_ADMIN_PORT, description="Health, metrics; ipconfig asks here for the load.")
     workers: Annotated[int, AfterValidator(_worker_count)] = Field(

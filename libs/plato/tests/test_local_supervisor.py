@@ -24,7 +24,7 @@ from plato.local.ports import free_offset
 from plato.runtime.settings import PREFIX, load
 from plato.topology.record import Topology, loads
 
-KINDS = ("postgres", "valkey", "state", "gateway", "worker", "link", "msg", "ipconfig")
+KINDS = ("postgres", "valkey", "state", "gateway", "worker", "link", "poller", "msg", "ipconfig")
 
 
 def until(condition: Callable[[], Any], deadline_s: float, why: str) -> Any:
@@ -106,6 +106,7 @@ def test_everything_of_the_design_runs_and_says_how_to_chat(cluster: LocalCluste
         "gateway": 2,
         "worker": 4,
         "link": 2,
+        "poller": 2,
         "msg": 2,
         "ipconfig": 1,
     }

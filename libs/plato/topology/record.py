@@ -1,8 +1,8 @@
 """The topology record and its JSON (design §9). Written by the operator or the local supervisor, read by all.
 
 A gateway's `state` goes serving → draining → leaving, and to lost while its node is; only a draining one may return to
-serving. Fields that only the operator uses (writer, node, drain, resting, move) are left out of the JSON while empty, so
-a record without them is the same text for readers of either age.
+serving. `poll` and fields that only the operator uses (writer, node, drain, resting, move) are left out of the JSON while
+empty, so a record without them is the same text for readers of either age.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway pod. worker_id mints; homes are the shards in whose slots it mints; ip and ports face clients.
+    """A gateway pod. worker_id mints; homes are the shards in whose slots it mints; ip and ports face clients; poll is the
+    port of long polling, 0 for none.
 
     drain is given while draining and leaving, and kept by a lost one that was draining.
     """
@@ -120,6 +121,7 @@ class Gateway:
     zone: str = ""
     node: str = ""
     drain: Drain | None = None
+    poll: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +266,7 @@ def dumps(t: Topology, *, indent: int | None = 1) -> str:
                     "zone": g.zone,
                     **({"node": g.node} if g.node else {}),
                     **({"drain": asdict(g.drain)} if g.drain is not None else {}),
+                    **({"poll": g.poll} if g.poll else {}),
                 }
                 for n, g in t.gateways.items()
             },
@@ -302,6 +305,7 @@ def loads(text: str) -> Topology:
                     zone=_text(g.get("zone", "")),
                     node=_text(g.get("node", "")),
                     drain=_drain(g["drain"]) if g.get("drain") is not None else None,
+                    poll=_number(g.get("poll", 0)),
                 )
                 for n, g in raw["gateways"].items()
             },

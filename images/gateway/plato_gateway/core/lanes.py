@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_MESSAGE_BYTES: Final = 1 << 26
 NO_GROUP: Final = 255
 SLOT_BITS_BYTES: Final = 128
@@ -112,6 +112,7 @@ STATS_FIELDS: Final = (
     "frames_out",
     "frames_unknown",
     "lane_errors",
+    "polled",
     "loop_lag_ms",
     "clock_lag_ms",
 )
@@ -136,6 +137,7 @@ class Stats:
     frames_out: int = 0
     frames_unknown: int = 0
     lane_errors: int = 0
+    polled: int = 0
     loop_lag_ms: int = 0
     clock_lag_ms: int = 0
 

@@ -789,7 +789,7 @@ Global___ReceiptMsg: _TypeAlias = ReceiptMsg  # noqa: Y015
 
 @_typing.final
 class RedirectGateway(_message.Message):
-    """ws_port: of WebSocket, path /ws. zone: "" where nobody said."""
+    """ws_port: of WebSocket, path /ws. zone: "" where nobody said. poll_port: of long polling, path /poll; 0: there is none."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -798,11 +798,13 @@ class RedirectGateway(_message.Message):
     PORT_FIELD_NUMBER: _builtins.int
     WS_PORT_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
+    POLL_PORT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     ip: _builtins.str
     port: _builtins.int
     ws_port: _builtins.int
     zone: _builtins.str
+    poll_port: _builtins.int
     def __init__(
         self,
         *,
@@ -811,10 +813,11 @@ class RedirectGateway(_message.Message):
         port: _builtins.int = ...,
         ws_port: _builtins.int = ...,
         zone: _builtins.str = ...,
+        poll_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ip", b"ip", "name", b"name", "port", b"port", "ws_port", b"ws_port", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ip", b"ip", "name", b"name", "poll_port", b"poll_port", "port", b"port", "ws_port", b"ws_port", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

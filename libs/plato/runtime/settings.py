@@ -104,16 +104,16 @@ class GatewaySettings(_Section):
         le=1_000_000,
         description="Per gateway; past it a client is told to try the next: memory is bounded.",
     )
+    max_bytes_per_s: int = Field(
+        0,
+        ge=0,
+        description="What its network carries, both ways together; ipconfig sends clients where most is left. 0: not told.",
+    )
     max_frame_bytes: int = Field(
         65_536, ge=4_096, le=1_048_576, description="Largest payload of one frame; a larger one closes its connection."
     )
     send_queue_bytes: int = Field(
         1_048_576, ge=65_536, description="Per connection; past it: closed as slow, so that it takes no other's memory."
-    )
-    max_bytes_per_s: int = Field(
-        0,
-        ge=0,
-        description="What its network carries, both ways together; ipconfig sends clients where most is left. 0: not told.",
     )
     login_timeout_ms: int = Field(
         10_000,
@@ -285,12 +285,6 @@ class IpconfigSettings(_Section):
             raise ValueError(
                 f"silent_ms ({self.silent_ms}) must not be below poll_ms ({self.poll_ms}): every gateway would be silent"
             )
-        return self
-
-
-class DatabaseSettings(_Section):
-    """PostgreSQL: messages, and the bus of small clusters."""
-
         for text in self.trusted_proxies:
             try:
                 ip_network(text.strip())
@@ -298,6 +292,12 @@ class DatabaseSettings(_Section):
                 raise ValueError(
                     f"trusted_proxies: {e}; write networks as 10.0.0.0/8, with no bits behind the /"
                 ) from e
+        return self
+
+
+class DatabaseSettings(_Section):
+    """PostgreSQL: messages, and the bus of small clusters."""
+
     uri: str = Field("postgresql://plato@127.0.0.1:8908/plato", description="PostgreSQL ≥ 15.")
     schema_name: str = Field(
         "plato", pattern=r"^[a-z_][a-z0-9_]{0,40}$", description="PostgreSQL schema; lets clusters share a database."

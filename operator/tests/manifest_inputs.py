@@ -29,7 +29,7 @@ FULL_POOL: dict[str, Any] = {
     "network": "Pod",
     "ports": {"tcp": 9000, "ws": 9001, "admin": 9009},
     "publicAddress": "NodeExternalIP",
-    "capacity": {"connections": 1000},
+    "capacity": {"connections": 1000, "bytesPerSecond": 250_000_000},
     "drain": {"pacePerSecond": 50, "deadlineSeconds": 120, "settleSeconds": 2},
     "rollout": {"maxUnavailable": 2},
     "resources": {"requests": {"cpu": "10m"}, "limits": {"memory": "128Mi"}},

@@ -87,6 +87,7 @@ def test_what_pods_get_by_environment_are_settings(spec: dict[str, Any]) -> None
         if part == "gateway":
             port = {p["name"]: p["containerPort"] for p in container["ports"]}
             assert port == {"tcp": read.gateway.tcp_port, "ws": read.gateway.ws_port, "admin": read.gateway.admin_port}
+            assert read.gateway.max_bytes_per_s == (250_000_000 if spec is FULL else 0)
 
 
 @pytest.mark.parametrize("spec", [PLAIN, FULL])

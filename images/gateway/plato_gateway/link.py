@@ -149,7 +149,7 @@ class Link:
 
     def __init__(self, settings: Settings, source: TopologySource, on_over: Callable[[], None] = lambda: None) -> None:
         self.log = logs.get("link")
-        self.load = Load(settings.gateway.max_connections)
+        self.load = Load(settings.gateway.max_connections, settings.gateway.max_bytes_per_s)
         self.streams: dict[str, ShardStream] = {}
         self.lanes: dict[int, WorkerLane] = {}
         self._settings = settings

@@ -53,8 +53,10 @@ class _Worker:
 class Load:
     """The newest figures of each worker of one gateway."""
 
-    def __init__(self, max_connections: int) -> None:
+    def __init__(self, max_connections: int, max_bytes_per_s: int = 0) -> None:
+        """max_bytes_per_s: what the network carries, both ways together; 0: nobody said."""
         self.max_connections = max_connections
+        self.max_bytes_per_s = max_bytes_per_s
         self._workers: dict[int, _Worker] = {}
 
     def hello(self, hello: lanes.Hello) -> None:
@@ -91,17 +93,21 @@ class Load:
         return sum(w.newest.connections for w in self._workers.values() if w.live)
 
     def report(self, name: str, uid: str, serving: bool) -> dict[str, Any]:
-        """The body of GET /v1/load."""
+        """The body of GET /v1/load: what is left, and of what. bytes_per_s_left: null without a limit."""
         live = [w for w in self.workers if w.live]
         connections = self.connections
+        bytes_per_s = round(sum(w.bytes_per_s for w in live))
+        bytes_left = max(0, self.max_bytes_per_s - bytes_per_s) if serving else 0
         return {
             "name": name,
             "uid": uid,
             "serving": serving,
             "connections": connections,
             "connections_left": max(0, self.max_connections - connections) if serving else 0,
-            "bytes_per_s": round(sum(w.bytes_per_s for w in live)),
+            "bytes_per_s": bytes_per_s,
+            "bytes_per_s_left": bytes_left if self.max_bytes_per_s else None,
             "max_connections": self.max_connections,
+            "max_bytes_per_s": self.max_bytes_per_s,
             "loop_lag_ms": max((w.newest.loop_lag_ms for w in live), default=0),
             "workers": [
                 {

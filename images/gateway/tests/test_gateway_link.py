@@ -24,6 +24,7 @@ from plato.wire.v1 import state_pb2, state_pb2_grpc
 from plato_gateway import stream
 from plato_gateway.core import lanes
 from plato_gateway.link import Link
+from plato_gateway.load import Load
 
 DEADLINE_S = 15.0
 
@@ -723,6 +724,23 @@ async def test_a_run_dir_with_a_path_too_long_for_a_socket_works(cluster: Make, 
         lane.close()
 
 
+def test_what_is_left_of_a_networks_capacity_is_told_with_it() -> None:
+    load = Load(100, max_bytes_per_s=1_000_000)
+    load.hello(lanes.Hello(index=0, boot=1, pid=5, connections=0, attach=0))
+    load.stats(0, lanes.Stats(), 1.0)
+    assert load.report("a", "u", True)["bytes_per_s_left"] == 1_000_000
+    load.stats(0, lanes.Stats(bytes_in=300_000, bytes_out=100_000), 2.0)
+    report = load.report("a", "u", True)
+    assert (report["bytes_per_s"], report["bytes_per_s_left"], report["max_bytes_per_s"]) == (
+        400_000,
+        600_000,
+        1_000_000,
+    )
+    load.stats(0, lanes.Stats(bytes_in=5_000_000, bytes_out=100_000), 3.0)
+    assert load.report("a", "u", True)["bytes_per_s_left"] == 0
+    assert load.report("a", "u", False)["bytes_per_s_left"] == 0
+
+
 async def test_load_readiness_and_metrics_are_told_on_the_admin_port(cluster: Make) -> None:
     c = await cluster(max_connections=100)
     port = c.settings.gateway.admin_port
@@ -744,6 +762,7 @@ async def test_load_readiness_and_metrics_are_told_on_the_admin_port(cluster: Ma
         for part in ('"name":"edge-0"', '"uid":"uid-0"', '"serving":true', '"connections":31', '"connections_left":69'):
             assert part in body
         assert '"max_connections":100' in body
+        assert (report["bytes_per_s_left"], report["max_bytes_per_s"]) == (None, 0)
         assert (await get(port, "/readyz"))[0] == 200
         assert (await get(port, "/healthz"))[0] == 200
         _, metrics = await get(port, "/metrics")

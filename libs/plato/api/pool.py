@@ -21,7 +21,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one gateway accepts; bytes_per_second 0 is no limit."""
+    """What one gateway accepts, and what its network carries: bytes_per_second, 0 where nobody said."""
 
     connections: int = 50_000
     bytes_per_second: int = 0

@@ -80,6 +80,8 @@ def gateway_pod(ask: Ask) -> dict[str, Any]:
             PLATO_GATEWAY__DRAIN_SETTLE_S=pool.drain.settle_seconds, PLATO_GATEWAY__DRAIN_ON_TERM="true",
         ),
     ]  # fmt: skip
+    if pool.capacity.bytes_per_second:
+        env += _text(PLATO_GATEWAY__MAX_BYTES_PER_S=pool.capacity.bytes_per_second)
     if ask.spec.tls.client is not None:
         env += _text(PLATO_TLS__CLIENT_DIR=_TLS["client"])
     ports = {"tcp": pool.ports.tcp, "ws": pool.ports.ws, "admin": pool.ports.admin}

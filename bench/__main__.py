@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from bench import echo, fanout, storm
+from bench import echo, fanout, fullpath, idle, loginstorm, storm
 from bench.loading import Options
 from bench.processes import BenchError
 from bench.programs import HERE, Programs, versions
@@ -33,6 +33,9 @@ MEASURES: dict[str, Callable[[Programs, Options], Result]] = {
     "echo": echo.measure,
     "fanout": fanout.measure,
     "storm": storm.measure,
+    "idle": idle.measure,
+    "fullpath": fullpath.measure,
+    "loginstorm": loginstorm.measure,
 }
 QUICK = Options(
     rounds=1, seconds=0.3, connections=100, fan_out_connections=500, storm_connections=500, people=100, storm_people=100
@@ -82,7 +85,7 @@ def main() -> int:
         start_s = time.monotonic()
         try:
             results.append(MEASURES[name](programs, options))
-        except BenchError as e:
+        except (BenchError, OSError) as e:
             failed.append(name)
             print(f"\n── {name}: could not be measured: {e}", flush=True)
             continue

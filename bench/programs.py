@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 C_FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
-C_PROGRAMS = ("server", "load", "link")
+C_PROGRAMS = ("server", "load", "link", "people")
 NATS_PACKAGE = "github.com/nats-io/nats-server/v2"
 MOSQUITTO_PACKAGES = ("mosquitto", "libwrap0", "libdlt2", "libcjson1", "libmosquitto1")
 """The broker and those of its libraries that a small Debian lacks."""

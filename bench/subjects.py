@@ -101,7 +101,7 @@ def _c(programs: Programs, folder: Path, stack: Stack, _: Settings) -> Subject:
 def _settings(folder: Path, given: Settings) -> tuple[Path, int]:
     tcp, ws, admin = free_ports(3)
     flags: dict[str, object] = {
-        "process.name": "edge-0", "process.uid": "u", "topology.path": str(folder / "topology.json"), "log.level": "warning",
+        "process.name": "edge-0", "process.uid": "u", "topology.path": str(folder / "topology.json"), "log.level": "error",
         "gateway.tcp_port": tcp, "gateway.ws_port": ws, "gateway.admin_port": admin, "gateway.run_dir": str(folder),
         "gateway.workers": 1, "gateway.login_timeout_ms": 600_000,
     }  # fmt: skip

@@ -1,0 +1,89 @@
+"""A whole embedded cluster under people: `plato up` on free ports, and c/people as its clients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from plato.core.conversations import dialogue_id
+from plato.local.cluster import ClusterEnded, LocalCluster
+from plato.local.folder import LocalError
+from plato.runtime.settings import SettingsError
+
+from bench.loading import Process
+from bench.processes import BenchError, Pids, line_of, running, tell
+from bench.programs import Programs
+
+SERVERS = ("postgres", "valkey", "kafka")
+"""Kinds whose own children count with them."""
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, settings: Mapping[str, Any]) -> Iterator[LocalCluster]:
+    """A cluster that serves, with one process of each service unless settings say otherwise. Raises BenchError."""
+    one = {"local.gateways": 1, "local.shards": 1, "local.msgs": 1, "gateway.workers": 1, "log.level": "warning"}
+    try:
+        made = LocalCluster.launch(folder / "data", {**one, **settings})
+    except (LocalError, SettingsError) as e:
+        raise BenchError(f"the cluster cannot start: {e}") from e
+    try:
+        made.wait_ready(120)
+        yield made
+    except (LocalError, ClusterEnded) as e:
+        raise BenchError(f"the cluster does not serve: {e}") from e
+    finally:
+        made.down()
+
+
+def parts(running_cluster: LocalCluster) -> dict[str, list[int]]:
+    """Kind of process → pids, with the back ends of the servers."""
+    found: dict[str, list[int]] = {}
+    for entry in running_cluster.status()["processes"]:
+        if entry["pid"] is not None:
+            kind, pid = str(entry["kind"]), int(entry["pid"])
+            found.setdefault(kind, []).extend(descendants(pid) if kind in SERVERS else [pid])
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """The process and everything below it."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += descendants(int(child))
+    return found
+
+
+@contextlib.contextmanager
+def crowd(programs: Programs, made: LocalCluster, folder: Path, count: int, first: int = 0) -> Iterator[Process]:
+    """c/people with that many users in pairs, all of whom came in through one gateway."""
+    lines = []
+    for i in range(first, first + count):
+        user, peer = f"bench-{i}", f"bench-{i ^ 1}"
+        lines.append(f"{made.token(user)} {peer} {dialogue_id(user, peer)}\n")
+    path = folder / "people"
+    path.write_text("".join(lines))
+    ports = made.ports
+    with running([programs.c["people"], str(ports["edge-0.tcp"]), str(ports["ipconfig"]), path]) as people:
+        yield people
+
+
+def order(people: Process, line: str, word: str) -> list[float]:
+    """Tells the people to do something; the numbers of their answer."""
+    tell(people, line)
+    return answer(people, word)
+
+
+def answer(people: Process, word: str) -> list[float]:
+    """The numbers of their next line."""
+    first, *rest = line_of(people).split()
+    if first != word:
+        raise BenchError(f"{word!r} was awaited, {first!r} came")
+    return [float(number) for number in rest]
+
+
+def named(pids: Pids, *names: str) -> Pids:
+    """Those parts that there are, of these names."""
+    return {name: pids[name] for name in names if name in pids}

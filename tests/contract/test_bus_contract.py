@@ -1,11 +1,12 @@
-"""One suite for every bus: FakeBus and the PostgreSQL bus pass it, a Kafka adapter is to. R8's tests stand here."""
+"""One suite for every bus: the fake, PostgreSQL and Kafka pass the same tests. How PostgreSQL keeps R8 stands here too, how
+Kafka does in test_bus_kafka.py."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -13,6 +14,10 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from plato.adapters import bus_kafka_topic
+from plato.adapters.bus_kafka import KafkaBusProducer
+from plato.adapters.bus_kafka_reader import KafkaBusReader
 from plato.adapters.bus_pg import PgBusProducer, PgBusReader
 from plato.adapters.pg import Database
 from plato.adapters.schema_pg import migrate
@@ -21,7 +26,13 @@ from plato.fakes.bus import FakeBus
 from plato.local.servers import PostgresServer
 from plato.ports import BusProducer, BusReader
 
+from tests.kafka.broker import Broker
+
 PARTITIONS = 8
+PATIENCE_S = 30.0
+"""Of appends that are to go through, on a machine that is busy."""
+BROKEN_S = 1.5
+"""Of an append that cannot go through."""
 
 
 class Bus(Protocol):
@@ -57,18 +68,24 @@ class Fake:
 
 
 class Relay:
-    """TCP between the producer and PostgreSQL. `cut`: "before" breaks a connection when its client next speaks, "after" when
-    the server next answers, so that the command's effect stands and its answer is lost."""
+    """TCP between the producer and its server. `cut`: "before" breaks a connection when its client next speaks, "after" when
+    the server next answers, so that the command's effect stands and its answer is lost. stays: nobody gets through after a
+    cut, until `mend`, since a client may repeat by itself."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, stays: bool = False) -> None:
         self.cut = ""
+        self.broken = False
+        self._stays = stays
         self._to = (host, port)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+    def mend(self) -> None:
+        self.cut, self.broken = "", False
+
+    async def start(self, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -80,6 +97,9 @@ class Relay:
         await self._server.wait_closed()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.broken:
+            writer.close()
+            return
         there_reader, there_writer = await asyncio.open_connection(*self._to)
         both = (writer, there_writer)
         for side, source, sink in (("before", reader, there_writer), ("after", there_reader, writer)):
@@ -96,8 +116,10 @@ class Relay:
     ) -> None:
         try:
             while data := await source.read(65_536):
+                if self.broken:
+                    break
                 if self.cut == side:
-                    self.cut = ""
+                    self.cut, self.broken = "", self._stays
                     break
                 sink.write(data)
                 await sink.drain()
@@ -147,22 +169,100 @@ async def postgres_bus(uri: str) -> AsyncIterator[Postgres]:
         await relay.stop()
 
 
-@pytest.fixture(params=["fake", "postgres"])
-def bus_uri(request: pytest.FixtureRequest) -> str | None:
-    """The real server's URI; None: the fake. Not async, since the session's server starts in a loop of its own."""
+class Mending:
+    """A producer whose relay is mended by the failure of an append: what was broken for long enough is whole again."""
+
+    def __init__(self, producer: KafkaBusProducer, relay: Relay) -> None:
+        self.inner, self._relay = producer, relay
+
+    @property
+    def partitions(self) -> int:
+        return self.inner.partitions
+
+    async def append(self, batches: Mapping[int, Sequence[bytes]]) -> None:
+        try:
+            await self.inner.append(batches)
+        except Unavailable:
+            self._relay.mend()
+            self.inner.timeout_s = PATIENCE_S
+            raise
+
+
+class Kafka:
+    """Breaks stay until the append gave up: a producer's own repeat, under one sequence number, would meet no failure."""
+
+    def __init__(self, broker: Broker, topic: str, relay: Relay) -> None:
+        self.broker, self.topic, self.relay = broker, topic, relay
+        inner = KafkaBusProducer(broker.config(topic, relayed=True), PARTITIONS, timeout_s=PATIENCE_S)
+        self.producer = Mending(inner, relay)
+        self.reader = KafkaBusReader(broker.config(topic))
+
+    async def break_before(self) -> None:
+        self._break("before")
+
+    async def break_after(self) -> None:
+        self._break("after")
+
+    def _break(self, when: str) -> None:
+        self.relay.cut = when
+        self.producer.inner.timeout_s = BROKEN_S
+
+    async def gap(self, partition: int) -> None:
+        """A transaction that was given up leaves a mark in the log, which is no record."""
+        at = TopicPartition(self.topic, partition)
+        producer = AIOKafkaProducer(bootstrap_servers=self.broker.server.servers, transactional_id=self.topic)
+        consumer = AIOKafkaConsumer(bootstrap_servers=self.broker.server.servers)
+        await producer.start()
+        await consumer.start()
+        try:
+            end = (await consumer.end_offsets([at]))[at]
+            await producer.begin_transaction()
+            producer._txn_manager.maybe_add_partition_to_txn(at)
+            await producer.abort_transaction()
+
+            async def marked() -> bool:
+                return bool((await consumer.end_offsets([at]))[at] > end)
+
+            await until(marked)
+        finally:
+            await producer.stop()
+            await consumer.stop()
+
+
+@contextlib.asynccontextmanager
+async def kafka_bus(broker: Broker) -> AsyncIterator[Kafka]:
+    topic = f"bus-{uuid4().hex[:12]}"
+    await bus_kafka_topic.make_sure(broker.config(topic), PARTITIONS, 65_536)
+    relay = Relay("127.0.0.1", broker.relayed_port, stays=True)
+    await relay.start(broker.relay_port)
+    bus = Kafka(broker, topic, relay)
+    try:
+        yield bus
+    finally:
+        await bus.producer.inner.close()
+        await bus.reader.close()
+        await relay.stop()
+
+
+@pytest.fixture(params=["fake", "postgres", "kafka"])
+def bus_server(request: pytest.FixtureRequest) -> str | Broker | None:
+    """The real server; None: the fake. Not async, since the session's server starts in a loop of its own."""
     if request.param == "fake":
         return None
-    uri: str = request.getfixturevalue("postgres_uri")
-    return uri
+    found: str | Broker = request.getfixturevalue({"postgres": "postgres_uri", "kafka": "kafka_broker"}[request.param])
+    return found
 
 
 @pytest.fixture
-async def bus(bus_uri: str | None) -> AsyncIterator[Bus]:
-    if bus_uri is None:
+async def bus(bus_server: str | Broker | None) -> AsyncIterator[Bus]:
+    if bus_server is None:
         yield Fake()
+    elif isinstance(bus_server, str):
+        async with postgres_bus(bus_server) as of_postgres:
+            yield of_postgres
     else:
-        async with postgres_bus(bus_uri) as made:
-            yield made
+        async with kafka_bus(bus_server) as of_kafka:
+            yield of_kafka
 
 
 @pytest.fixture

@@ -36,7 +36,8 @@ class KafkaBusProducer:
     def __init__(self, config: KafkaConfig, partitions: int, *, timeout_s: float = APPEND_TIMEOUT_S) -> None:
         self._config = config
         self._partitions = partitions
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """After this an append counts as unknown. What is changed holds for the next one."""
         self._turns = [asyncio.Lock() for _ in range(partitions)]
         self._opening = asyncio.Lock()
         self._producer: AIOKafkaProducer | None = None
@@ -59,7 +60,7 @@ class KafkaBusProducer:
             for partition in portions:  # in ascending order, so that two appends never wait for each other
                 await turns.enter_async_context(self._turns[partition])
             with translated(f"append to {self._config.topic}"):
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(self.timeout_s):
                     producer = await self._open()
                     try:
                         await self._send(producer, portions)
@@ -82,7 +83,7 @@ class KafkaBusProducer:
                     enable_idempotence=True,
                     acks="all",
                     max_batch_size=BATCH_BYTES,
-                    request_timeout_ms=max(1, round(self._timeout_s * 1000)),
+                    request_timeout_ms=max(1, round(self.timeout_s * 1000)),
                     retry_backoff_ms=50,
                 )
                 try:

@@ -88,6 +88,8 @@ class KafkaBusReader:
         self._config = config
         self._timeout_s = timeout_s
         self._tails: dict[int, Tail] = {}
+        self._trimmed: dict[int, int] = {}
+        """Where our own `trim` had logs begin. Whoever asks for what lies before gets what is left, as on any bus."""
         self._hinted: set[int] = set()
         self._news = asyncio.Event()
         """Set at each arrival and each stop."""
@@ -192,7 +194,8 @@ class KafkaBusReader:
                 done = await admin.delete_records({at: RecordsToDelete(before)}, timeout_ms=self._timeout_ms)
             finally:
                 await admin.close()
-        return max(0, int(done[at]) - int(begin))
+        self._trimmed[partition] = int(done[at])
+        return max(0, self._trimmed[partition] - int(begin))
 
     async def close(self) -> None:
         """Ends the consumers."""
@@ -212,7 +215,8 @@ class KafkaBusReader:
         consumer = await self._open()
         new = after.keys() - self._tails.keys()
         moved: list[int] = []
-        for partition, position in after.items():
+        for partition, asked in after.items():
+            position = max(asked, self._trimmed.get(partition, 0))
             tail = self._tails.setdefault(partition, Tail())
             if not tail.holds(position) or tail.stopped:
                 # One that is stopped is asked for again: the log may hold the position by now.

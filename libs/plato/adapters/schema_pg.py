@@ -179,7 +179,7 @@ async def _check_partitions(connection: Connection, partitions: int) -> None:
 
 
 async def _check_bus(connection: Connection, bus: str) -> None:
-    """Positions in the database are one bus's own: on another they would skip its records, or wait for ones that never come."""
+    """Positions in the database are one bus's own: on another they would skip records, or wait for some that never come."""
     stored = await connection.fetchval("SELECT value FROM meta WHERE key = 'bus'")
     if stored is None:
         # Made before this was kept: then it was PostgreSQL's, if any record was ever appended.
@@ -190,8 +190,8 @@ async def _check_bus(connection: Connection, bus: str) -> None:
             stored = await connection.fetchval("SELECT value FROM meta WHERE key = 'bus'")
     if stored != bus:
         raise SettingsError(
-            f"bus.type: this database belongs to the bus [{stored}], and the settings name [{bus}]; its positions mean nothing"
-            " there. Name that bus again, or another database or schema (docs/kafka.md says how to change)"
+            f"bus.type: this database belongs to the bus [{stored}], and the settings name [{bus}]; its positions mean"
+            " nothing there. Name that bus again, or another database or schema (docs/kafka.md says how to change)"
         )
 
 

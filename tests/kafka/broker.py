@@ -1,0 +1,78 @@
+"""A Kafka broker for tests: started once per session, with a second listener that clients reach through a relay.
+
+`required` decides where there is no Java or no Maven: a test says so and is skipped, or fails under `make test-kafka`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from plato.adapters.bus_kafka_config import KafkaConfig
+from plato.local.kafka import KafkaServer, cluster, new_id
+from plato.runtime.settings import BusSettings
+
+from tools.kafka_broker import jars
+
+REQUIRED = "PLATO_KAFKA_REQUIRED"
+"""Set: a machine that cannot run a broker fails the test instead of skipping it."""
+RELAYED = "RELAYED"
+
+
+def required() -> Path:
+    """The folder of the jars. Skips the test, in words, where this machine cannot run a broker."""
+    if why := jars.missing():
+        if os.environ.get(REQUIRED):
+            pytest.fail(why)
+        pytest.skip(f"{why}; `make test-kafka` needs it")
+    return jars.jars()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free just now, all different."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A running broker, and the port where a relay to `relayed_port` is to listen."""
+
+    server: KafkaServer
+    relay_port: int
+    relayed_port: int
+
+    def config(self, topic: str, *, relayed: bool = False, partitions: int = 8) -> KafkaConfig:
+        """How an adapter reaches a topic here, straight or through the relay."""
+        port = self.relay_port if relayed else self.server.port
+        return KafkaConfig(BusSettings(type="kafka", servers=f"127.0.0.1:{port}", topic=topic, partitions=partitions))
+
+
+def running(folder: Path) -> Iterator[Broker]:
+    """A fresh broker until the generator is closed. For session fixtures."""
+    place = required()
+    port, controller, relayed, relay = free_ports(4)
+    server = KafkaServer(folder, port, controller, place, cluster_id=new_id(), listeners={RELAYED: (relayed, relay)})
+    asyncio.run(server.start())
+    try:
+        yield Broker(server, relay, relayed)
+    finally:
+        server.kill()
+        asyncio.run(server.stop())
+
+
+def brokers(folder: Path, count: int) -> list[KafkaServer]:
+    """Brokers of one cluster, not started."""
+    ports = free_ports(2 * count)
+    return cluster(folder, list(zip(ports[::2], ports[1::2], strict=True)), required())

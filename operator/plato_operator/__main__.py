@@ -1,4 +1,8 @@
-"""`python -m plato_operator`: waits for the Lease, then watches and reconciles every PlatoCluster of its namespaces."""
+"""`python -m plato_operator`: waits for the Lease, then watches and reconciles every PlatoCluster of its namespaces.
+
+What acts lives for one term of the Lease. When a term lapses all of it ends, and another term begins with nothing
+remembered, as another process would; only the watches, which never write, go on.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import plato.runtime.early  # isort: skip  # noqa: F401  # first, and for what i
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -17,7 +22,7 @@ from plato.runtime.settings import OperatorSettings, Settings
 
 from plato_operator.handlers import WatchEnded, watch
 from plato_operator.kube import Kube, KubeError, Refused, credentials, own_namespace
-from plato_operator.lease import Lease, LeaseLost, holder
+from plato_operator.lease import Lease, LeaseLapsed, LeaseLost, holder
 from plato_operator.probes import Health
 from plato_operator.reconcile import Clusters, Means
 
@@ -64,21 +69,57 @@ async def _work(
     health: Health,
 ) -> None:  # fmt: skip
     """Everything after the start."""
+    nodes = await _reads_nodes(own.nodes, kube)
     await lease.acquire()
-    health.trouble("lease", "")
     try:
+        means = Means(kube, session, lease, health, nodes, _listed(own.node_cidrs))
+        bell = Bell()
         async with asyncio.TaskGroup() as group:
-            _spawn(group, "lease", lease.keep())
-            nodes = await _reads_nodes(own.nodes, kube)
-            _log.info("serves", me=lease.me, namespaces=list(namespaces), nodes=nodes)
-            means = Means(kube, session, lease, health, nodes, _listed(own.node_cidrs))
-            clusters = Clusters(means, namespaces)
-            _spawn(group, "clusters", clusters.run())
-            _spawn(group, "watch", watch(namespaces, clusters.ring, nodes=nodes))
+            _spawn(group, "watch", watch(namespaces, bell.ring, nodes=nodes))
+            _spawn(group, "terms", terms(means, namespaces, bell))
     except* LeaseLost as lost:
-        _log.error("the Lease is lost, so this process ends", why=str(lost.exceptions[0]))
+        _log.error("the Lease is lost, so this process ends", why=_first(lost))
     except* WatchEnded as ended:
-        _log.error("a watch ended, so this process ends", why=str(ended.exceptions[0]))
+        _log.error("a watch ended, so this process ends", why=_first(ended))
+
+
+class Bell:
+    """What watches ring: the clusters of the present term, if there is one. Their first look needs no ring."""
+
+    def __init__(self) -> None:
+        self.clusters: Clusters | None = None
+
+    def ring(self, namespace: str, name: str) -> None:
+        """See Clusters.ring."""
+        if self.clusters is not None:
+            self.clusters.ring(namespace, name)
+
+
+async def terms(means: Means, namespaces: Sequence[str], bell: Bell) -> None:
+    """Term after term, the first one with the Lease that was acquired. Raises LeaseLost when another process has it."""
+    while True:
+        means.health.trouble("lease", "")
+        bell.clusters = Clusters(means, namespaces)
+        _log.info("serves", me=means.lease.me, namespaces=list(namespaces), nodes=means.nodes)
+        try:
+            async with asyncio.TaskGroup() as group:
+                _spawn(group, "lease", means.lease.keep())
+                _spawn(group, "clusters", bell.clusters.run())
+        except* LeaseLapsed as lapsed:
+            _log.warning("the Lease has lapsed: everything stops until it is ours again", why=_first(lapsed))
+        finally:
+            bell.clusters = None
+        means.health.trouble("lease", "waiting for the Lease")
+        means.lease.lapsed()
+        await means.lease.acquire()
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> str:
+    """The words of the first error, however deep."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return str(found)
 
 
 def _spawn(group: asyncio.TaskGroup, name: str, work: Any) -> None:

@@ -2,8 +2,8 @@
 
 An apply that the API server refuses for what it says (quota, rights, a field) or that cannot be rendered is put down as a
 refusal, shown by a condition and tried again later; it stops nobody else's. A conflict or no answer means that the picture
-was old or is unknown: the rest of the plan is dropped. Each write needs a valid Lease, and carries a precondition or is one
-that any order of repeats leaves the same.
+was old or is unknown: the rest of the plan is dropped, as it is where another write is refused. Each write needs a valid
+Lease, and carries a precondition or is one that any order of repeats leaves the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ _log = logs.get("apply")
 
 
 class Stopped(Exception):
-    """The plan was not carried out to its end; look again."""
+    """The plan was not carried out to its end; look again. reason: that of a condition, empty for what may be gone by
+    then. written: the record was, so the plan's events have happened."""
+
+    def __init__(self, words: str, reason: str = "") -> None:
+        super().__init__(words)
+        self.reason = reason
+        self.written = False
 
 
 @dataclass(slots=True)
@@ -63,7 +69,7 @@ class Hands:
     async def carry_out(self, plan: Plan, view: View) -> bool:
         """Does it all. Returns whether anything was tried. Raises Stopped, LeaseLost."""
         wanted = {(order.kind, order.name) for order in plan.applies if isinstance(order, Apply)}
-        for key in self._refused.keys() - wanted - {("ConfigMap", topology_name(self._cluster))}:
+        for key in self._refused.keys() - wanted:
             del self._refused[key]  # nobody wants it any more, or it is there
         tried = False
         for order in plan.applies:
@@ -92,7 +98,11 @@ class Hands:
         if plan.act is not None:
             tried = True
             self._lease.check()
-            await self._act(plan.act, view)
+            try:
+                await self._act(plan.act, view)
+            except Stopped as e:
+                e.written = True
+                raise
         return tried
 
     async def _do(self, kind: str, name: str, call: Awaitable[object]) -> None:
@@ -101,7 +111,8 @@ class Hands:
             await call
         except KubeError as e:
             metrics.REFUSALS.labels(kind).inc()
-            raise Stopped(f"{kind} {name}: {e}") from e
+            lasting = isinstance(e, Refused) and not e.passing and e.status != 404  # 404: it went meanwhile
+            raise Stopped(f"{kind} {name}: {e}", refusal(e)[0] if isinstance(e, Refused) and lasting else "") from e
         metrics.WRITES.labels(kind).inc()
 
     async def _apply(self, order: Apply, view: View) -> bool:
@@ -119,7 +130,7 @@ class Hands:
         except manifests.OverlayError as e:
             reason, message = "InvalidOverlay", str(e)
         except Refused as e:
-            if e.status in (409, 429) or e.status >= 500:
+            if e.passing:
                 metrics.REFUSALS.labels(order.kind).inc()
                 raise Stopped(f"{order.kind} {order.name}: {e}") from e
             reason, message = refusal(e)
@@ -175,9 +186,7 @@ class Hands:
         try:
             packed = pack(write.topology)
         except TooLargeError as e:
-            self._refused["ConfigMap", name] = _Refusal("", "TooLarge", str(e), 0, LAST_RETRY_S)
-            raise Stopped(str(e)) from e
-        self._refused.pop(("ConfigMap", name), None)
+            raise Stopped(str(e), "TooLarge") from e
         body: Object = {
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {

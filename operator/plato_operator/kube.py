@@ -41,6 +41,11 @@ class Refused(KubeError):
         super().__init__(f"{what}: {message or reason or status}")
         self.status, self.reason, self.message = status, reason, message
 
+    @property
+    def passing(self) -> bool:
+        """Whether it says more of the moment than of what was asked: a conflict, too many requests, a server in trouble."""
+        return self.status in (408, 409, 429) or self.status >= 500
+
 
 class Unreachable(KubeError):
     """No answer in time, a broken connection, or an answer that is no Kubernetes object."""

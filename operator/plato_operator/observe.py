@@ -14,6 +14,7 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, Final
 
 from plato.api.names import (
@@ -54,6 +55,9 @@ CHILDREN: Final = (
 SECRETS_S: Final = 5.0
 """How old a look at the Secrets may be. They are not watched: we may only get them by name."""
 
+KEY_SUFFIXES: Final = (".key", ".pem")
+"""Of what processes take for a key (plato.adapters.tokens)."""
+
 _log = logs.get("observe")
 
 
@@ -72,11 +76,12 @@ class BadResource(Exception):
 
 @dataclass(slots=True)
 class _Secrets:
-    """What the last look at the Secrets found."""
+    """What the last look at the Secrets found, for which cluster. admin is None while there is none of this very cluster."""
 
     at: float = float("-inf")
-    spec: object = None
+    cluster: tuple[str, object] = ("", None)
     missing: tuple[str, ...] = ()
+    odd_keys: tuple[str, ...] = ()
     access: Access = field(default_factory=Access)
     ca: bytes = b""
     admin: Object | None = None
@@ -128,7 +133,7 @@ class Observer:
                 pods=pods, children=dict(_children(objects)),
                 nodes=None if nodes is None else {n: reading.node(found) for n, found in nodes.items()},
                 reports=reports, last_connections=self._reports.last_connections(), live=live,
-                missing_secrets=secrets.missing, refusals=refusals,
+                missing_secrets=secrets.missing, odd_keys=secrets.odd_keys, refusals=refusals,
                 node_cidrs=self._node_cidrs or reading.addresses(nodes), memory=memory,
             ),
             objects,
@@ -186,8 +191,8 @@ class Observer:
 
     async def _look_at_secrets(self, cluster: Cluster) -> _Secrets:
         """Which Secrets or keys are missing, the report's tokens, the CA of internal TLS."""
-        seen = self._secrets
-        if time.monotonic() - seen.at < SECRETS_S and seen.spec == cluster.spec and seen.admin is not None:
+        seen, of = self._secrets, (cluster.uid, cluster.spec)
+        if time.monotonic() - seen.at < SECRETS_S and seen.cluster == of and seen.admin is not None:
             return seen
         wanted = dict(_wanted_secrets(cluster))
         admin = admin_secret_name(cluster.name)
@@ -202,6 +207,13 @@ class Observer:
                 missing.append(name)
             else:
                 missing += [f"{name}/{key}" for key in keys if key not in (found.get("data") or {})]
+        odd_keys: tuple[str, ...] = ()
+        keys_ref = cluster.spec.auth.keys
+        if keys_ref is not None and (found := secrets[keys_ref.name]) is not None:
+            held = sorted(found.get("data") or {})
+            odd_keys = tuple(key for key in held if PurePath(key).suffix not in KEY_SUFFIXES)
+            if len(odd_keys) == len(held):
+                missing.append(f"{keys_ref.name}/<kid>.pem or {keys_ref.name}/<kid>.key")
         internal = cluster.spec.tls.internal
         ca = _decoded(secrets[internal.name], "ca.crt") if internal is not None else b""
         tls = seen.access.tls if ca == seen.ca else None
@@ -211,10 +223,12 @@ class Observer:
             except (ssl.SSLError, UnicodeDecodeError, ValueError):
                 missing.append(f"{internal.name if internal else ''}/ca.crt (it is no certificate)")
         found = secrets[admin]
+        if found is not None and _of_an_earlier(found, cluster):
+            found = None  # it is being collected, and its tokens with it
         tokens = tuple(
             _decoded(found, key).decode(errors="replace").strip() for key in sorted((found or {}).get("data") or {})
         )
-        self._secrets = _Secrets(time.monotonic(), cluster.spec, tuple(missing), Access(tokens, tls), ca, found)
+        self._secrets = _Secrets(time.monotonic(), of, tuple(missing), odd_keys, Access(tokens, tls), ca, found)
         return self._secrets
 
 
@@ -233,6 +247,12 @@ def _wanted_secrets(cluster: Cluster) -> Iterator[tuple[str, tuple[str, ...]]]:
             found.setdefault(ref.name, set()).update(keys)
     for name, wanted in found.items():
         yield name, tuple(sorted(wanted))
+
+
+def _of_an_earlier(secret: Object, cluster: Cluster) -> bool:
+    """Whether it belongs to a PlatoCluster that had this name before. One that somebody else made is as good as ours."""
+    owners = reading.meta(secret).get("ownerReferences") or ()
+    return any(owner.get("kind") == "PlatoCluster" and owner.get("uid") != cluster.uid for owner in owners)
 
 
 def _decoded(secret: Object | None, key: str) -> bytes:

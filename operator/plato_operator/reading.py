@@ -30,6 +30,8 @@ from plato_operator.core.snapshot import GATEWAY, Child, Cluster, Endpoint, Node
 Object = Mapping[str, Any]
 
 LABEL_ZONE: Final = "topology.kubernetes.io/zone"
+BARRING: Final = ("node-role.kubernetes.io/control-plane", "node.kubernetes.io/out-of-service")
+"""Taints: of nodes that no gateway was placed on, and of those that a person has declared dead."""
 
 
 def unix_ms(text: str | None) -> int:
@@ -116,7 +118,9 @@ def node(obj: Object) -> Node:
     """A node."""
     ready = _condition(obj, "Ready")
     since = 0 if ready.get("status") == "True" else unix_ms(ready.get("lastTransitionTime")) or 1
-    return Node(meta(obj)["name"], bool((obj.get("spec") or {}).get("unschedulable")), since)
+    spec = obj.get("spec") or {}
+    barred = any(taint.get("key") in BARRING for taint in spec.get("taints") or ())
+    return Node(meta(obj)["name"], bool(spec.get("unschedulable")), since, barred)
 
 
 def pod(obj: Object, pools: Mapping[str, Pool], nodes: Mapping[str, Object] | None) -> Pod:

@@ -2,14 +2,15 @@
 
 A pass: look → plan → carry out → statuses, at most one per second, at the latest when the plan asked for it; a ring of a
 watch makes it sooner. Clusters share nothing but the Lease: what fails in one is said in its conditions and delays no other.
-After a plan that was not carried out, or any error, nothing is remembered: the next pass starts from what is there.
+After a plan that was not carried out, or any error, nothing is remembered: the next pass starts from what is there. What
+the API server refuses for the moment is told by a condition only when it has gone on for PATIENCE passes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,6 +38,8 @@ REFUSED_S: Final = 5.0
 """A plan whose every order waits after a refusal is looked at again after this."""
 PASS_S: Final = 60.0
 FAILED_S: Final = (1.0, 2.0, 5.0, 10.0)
+PATIENCE: Final = 4
+"""Passes; 18 s, where no ring makes them sooner."""
 CRDS_S: Final = 60.0
 
 _log = logs.get("reconcile")
@@ -70,6 +73,8 @@ class Loop:
         self._memory, self._uid = Memory(), ""
         self._rung = asyncio.Event()
         self._fails = 0
+        self._told = ""
+        """Why it is stalled, by the last log line."""
 
     def ring(self) -> None:
         """Something changed: look soon."""
@@ -90,10 +95,7 @@ class Loop:
                 least_s = started + (PACE_S if wait_s else 0.1) - time.monotonic()
                 if least_s > 0:
                     await asyncio.sleep(least_s)
-                try:
-                    await asyncio.wait_for(self._rung.wait(), max(0.0, started + wait_s - time.monotonic()))
-                except TimeoutError:
-                    pass
+                await _rung(self._rung, started + wait_s - time.monotonic())
         finally:
             self._observer.close()
             self._means.health.drop(self._label)
@@ -116,13 +118,12 @@ class Loop:
                         self._uid, self._memory = uid, Memory()
                     wait_s = await self._pass(obj)
         except Stopped as e:
-            self._memory = Memory()
-            _log.info("not carried out", cluster=self.name, why=str(e))
-            return self._failed("refused", obj)
+            return await self._refused(obj, e.reason, str(e))
         except BadResource as e:
             return await self._stalled(obj, "BadResource", str(e))
         except Refused as e:
-            return await self._stalled(obj, "Forbidden" if e.status == 403 else "ApiRefused", str(e))
+            lasting = "Forbidden" if e.status == 403 else "ApiRefused"
+            return await self._refused(obj, "" if e.passing else lasting, str(e))
         except (KubeError, TimeoutError) as e:
             _log.warning(
                 "no look at the cluster", cluster=self.name, why=str(e) or f"the pass took over {PASS_S:.0f} s"
@@ -134,8 +135,9 @@ class Loop:
         except Exception as e:
             _log.exception("the pass failed", cluster=self.name)
             return await self._stalled(obj, "PassFailed", f"{type(e).__name__}: {e}")
-        self._fails = 0
-        self._done("done")
+        self._fails, self._told = 0, ""
+        metrics.PASSES.labels(self.namespace, self.name, "done").inc()
+        self._means.health.sign(self._label)
         self._means.health.trouble(self._label, "")
         return wait_s
 
@@ -143,10 +145,13 @@ class Loop:
         view = await self._observer.look(obj, self._memory, self._hands.refusals)
         plan = one_pass(view.snapshot)
         before = dict(self._hands.refusals)
-        tried = await self._hands.carry_out(plan, view)
+        try:
+            tried = await self._hands.carry_out(plan, view)
+        except Stopped as e:
+            await self._tell(plan.events if e.written else (), view)
+            raise
         self._memory = plan.memory
-        for event in (*plan.events, *addressless(view.snapshot)):
-            await self._events.tell(event, view.objects)
+        await self._tell((*plan.events, *plan.act_events, *addressless(view.snapshot)), view)
         self._count(plan, view)
         wait_s = min(plan.requeue_ms / 1000, LATEST_S)
         if plan.applies and not tried:
@@ -155,6 +160,10 @@ class Loop:
             wait_s = min(wait_s, PACE_S)  # the condition that tells it
         status_s = await self._write_statuses(plan, view)
         return min(wait_s, max(status_s, PACE_S)) if status_s else wait_s
+
+    async def _tell(self, events: Iterable[Event], view: View) -> None:
+        for event in events:
+            await self._events.tell(event, view.objects)
 
     async def _write_statuses(self, plan: Plan, view: View) -> float:
         """Returns in how many seconds a status that had to wait is due; 0: none waits."""
@@ -189,10 +198,6 @@ class Loop:
             ready = any(c.type == "Ready" and c.status == "True" for c in plan.cluster_status.conditions)
             metrics.READY.labels(*labels).set(ready)
 
-    def _done(self, result: str) -> None:
-        metrics.PASSES.labels(self.namespace, self.name, result).inc()
-        self._means.health.sign(self._label)
-
     def _failed(self, result: str, seen: Object | None) -> float:
         """A pass that ended early. It is a life-sign only if the API server answered."""
         metrics.PASSES.labels(self.namespace, self.name, result).inc()
@@ -202,12 +207,21 @@ class Loop:
         self._fails += 1
         return wait_s
 
+    async def _refused(self, obj: Object | None, reason: str, message: str) -> float:
+        """The API server did not do what was asked. reason is empty for what may pass by itself, which is told late."""
+        if reason or self._fails >= PATIENCE:
+            return await self._stalled(obj, reason or "ApiRefused", message)
+        self._memory = Memory()
+        _log.info("not carried out", cluster=self.name, why=message)
+        return self._failed("refused", obj)
+
     async def _stalled(self, obj: Object | None, reason: str, message: str) -> float:
         """Tells why nothing is done: by a condition; where that is refused too, by a log line and in the end by dying."""
         self._memory = Memory()
         self._means.health.trouble(self._label, message)
-        if self._fails == 0:
+        if message != self._told:
             _log.error("stalled", cluster=self.name, namespace=self.namespace, reason=reason, why=message)
+            self._told = message
         told = None
         if obj is not None:
             try:
@@ -236,6 +250,16 @@ def addressless(snap: Snapshot) -> Iterator[Event]:
         yield Event("Pod", name, "Warning", "AddressUnknown", message)
 
 
+async def _rung(bell: asyncio.Event, within_s: float) -> bool:
+    """Waits for a ring. Not by asyncio.wait_for: in Python 3.11 that loses a cancellation that comes with the ring."""
+    try:
+        async with asyncio.timeout(max(0.0, within_s)):
+            await bell.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
 class Clusters:
     """All clusters of the namespaces that are served."""
 
@@ -258,6 +282,12 @@ class Clusters:
     async def run(self) -> None:
         """Finds clusters, for as long as the process lives. Raises LeaseLost."""
         self._means.health.expect("round")
+        try:
+            await self._find()
+        finally:
+            self._means.health.drop("round")
+
+    async def _find(self) -> None:
         checked_at = float("-inf")
         lacking = ""
         async with asyncio.TaskGroup() as group:
@@ -276,11 +306,8 @@ class Clusters:
                         group.create_task(self._one(loop), name=f"{namespace}/{name}")
                 if lacking and self._loops:
                     raise RuntimeError(f"the CRDs were replaced: {lacking}")
-                try:
-                    await asyncio.wait_for(self._rung.wait(), LATEST_S)
+                if await _rung(self._rung, LATEST_S):
                     await asyncio.sleep(0.2)  # rings come in bursts
-                except TimeoutError:
-                    pass
 
     async def _one(self, loop: Loop) -> None:
         try:

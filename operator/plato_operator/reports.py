@@ -1,9 +1,10 @@
 """What the processes of one cluster say of themselves: GET /v1/report of gateways, state shards and msg.
 
 Parties to a drain or a move, and who does not serve yet, are asked at each pass, the others every QUIET_S. Each pod is asked
-by a task of its own; a pass waits for them GRACE_S at most, so one that hangs delays nobody. No answer, or one of another
-uid (a reused host port), is unknown: the older one is dropped, but for the number of connections, which may be told. Bounded
-by one report and one request per pod.
+by a task of its own, MOST_AT_ONCE of them at a time; a pass waits for them GRACE_S at most, so one that hangs delays
+nobody. While the tokens are not known nobody is asked. No answer, or one of another uid (a reused host port), is unknown:
+the older one is dropped, but for the number of connections, which may be told. Bounded by one report and one request per
+pod.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ QUIET_S: Final = 9.0
 TIMEOUT_S: Final = 2.0
 GRACE_S: Final = 0.5
 STALE_S: Final = 30.0
+MOST_AT_ONCE: Final = 64
+"""Requests under way in a cluster: 500 pods that all hang are through in 16 s, before an answer of the others is stale."""
 MOST_BYTES: Final = 1 << 20
 TLS_NAME: Final = "plato-internal"
 """Name in the certificate that every process of a cluster with internal TLS holds."""
@@ -44,7 +47,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to ask: bearer tokens to try in turn, and the context of internal TLS, None for plain text."""
+    """How to ask: bearer tokens to try in turn, none while they are not known, and the context of internal TLS, None for
+    plain text."""
 
     tokens: Sequence[str] = ()
     tls: ssl.SSLContext | None = None
@@ -73,6 +77,7 @@ class Reports:
         self._session, self._clock = session, clock
         self._labels = (namespace, cluster)
         self._seen: dict[str, _Seen] = {}
+        self._free = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def refresh(
         self, targets: Mapping[str, Target], urgent: Collection[str], access: Access
@@ -84,7 +89,7 @@ class Reports:
         for name, target in targets.items():
             seen = self._seen.setdefault(name, _Seen(target))
             due = name in urgent or now - seen.asked_at >= QUIET_S
-            if due and seen.task is None:
+            if due and seen.task is None and access.tokens:
                 seen.asked_at = now
                 seen.task = asyncio.create_task(self._ask(name, seen, access))
         asked = [seen.task for seen in self._seen.values() if seen.task is not None]
@@ -109,7 +114,8 @@ class Reports:
 
     async def _ask(self, name: str, seen: _Seen, access: Access) -> None:
         try:
-            raw = await self._fetch(seen.target, access)
+            async with self._free:
+                raw = await self._fetch(seen.target, access)
             seen.report = parsed(raw)
             if seen.report.uid != seen.target.uid:
                 raise ValueError(f"answered by process {seen.report.uid or '?'}, not {seen.target.uid}")
@@ -127,7 +133,7 @@ class Reports:
     async def _fetch(self, target: Target, access: Access) -> Any:
         url = f"{'https' if access.tls else 'http'}://{target.at}{PATH}"
         status = 0
-        for token in access.tokens or ("",):
+        for token in access.tokens:
             async with self._session.get(
                 url, headers={"Authorization": f"Bearer {token}"}, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
                 allow_redirects=False, ssl=access.tls or True, server_hostname=TLS_NAME if access.tls else None,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from plato.api.pool import DrainSpec
-from plato.api.shared import Condition
+from plato.api.shared import Condition, Ref
 from plato.topology.record import Rest
 from plato_operator.core import children
 from plato_operator.core.orders import Apply, Gate, Plan, Remove, Scale
@@ -96,6 +96,27 @@ def test_a_refusal_of_the_clusters_own_object_stalls_the_cluster_only(settled: S
     assert by_type(plan.pool_status[POOL].conditions)["Stalled"][0] == "False"
 
 
+def test_a_refused_podmonitor_is_a_warning_of_its_own_and_the_cluster_stays_ready(settled: Snapshot) -> None:
+    """Nobody is served by it; the words say how to come out of it. Beside it another refusal still stalls."""
+    refusals = {("PodMonitor", "demo"): ("ApplyRefused", "the API server does not know this kind")}
+    found = of_cluster(one_pass(replace(settled, refusals=refusals)))
+    assert by_type(found)["ConfigurationWarning"] == ("True", "PodMonitorRefused")
+    assert "install its CRD" in words(found, "ConfigurationWarning")
+    assert (by_type(found)["Ready"][0], by_type(found)["Stalled"][0]) == ("True", "False")
+    both = {**refusals, ("Service", "demo-msg"): ("Forbidden", "no")}
+    assert by_type(of_cluster(one_pass(replace(settled, refusals=both))))["Ready"] == ("False", "Forbidden")
+
+
+def test_keys_whose_names_say_no_kid_are_named(settled: Snapshot) -> None:
+    """Processes pass them over, and whoever has a token of that key is refused: it must be said somewhere."""
+    spec = replace(settled.cluster.spec, auth=replace(settled.cluster.spec.auth, keys=Ref("jwt")))
+    cluster = replace(settled.cluster, spec=spec)
+    found = of_cluster(one_pass(replace(settled, cluster=cluster, odd_keys=("public.key.txt", "a"))))
+    assert by_type(found)["ConfigurationWarning"] == ("True", "KeysPassedOver")
+    told = words(found, "ConfigurationWarning")
+    assert "Secret jwt must be named <kid>.pem or <kid>.key; passed over: a, public.key.txt" in told
+
+
 def test_a_record_that_is_too_large_is_not_written_and_the_old_one_stays(settled: Snapshot) -> None:
     assert settled.topology is not None
     # Digits that gzip cannot make small.
@@ -112,6 +133,7 @@ def test_a_record_that_is_too_large_is_not_written_and_the_old_one_stays(settled
     plan = one_pass(snap)
     assert plan.write is None
     assert not [order for order in plan.applies if isinstance(order, Gate)]
+    assert not plan.events  # nothing happened
     assert by_type(of_cluster(plan))["TopologyHealthy"] == ("False", "TooLarge")
     assert "bytes" in words(of_cluster(plan), "TopologyHealthy")
     fits = one_pass(replace(snap, topology=settled.topology))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,10 @@ import pytest
 import yaml
 from plato.topology.record import Gateway, Topology, dumps, even_ranges
 from plato_operator import crds, reading
-from plato_operator.core.snapshot import Endpoint, Memory, Node, Pool
+from plato_operator.core.orders import Apply
+from plato_operator.core.plan import one_pass
+from plato_operator.core.rebuild import rebuilt
+from plato_operator.core.snapshot import Endpoint, Memory, Node, Pool, Snapshot
 from plato_operator.kube import Kube, Refused, Unreachable
 from plato_operator.observe import BadResource, Observer
 from plato_operator.probes import SILENT_S, Health
@@ -116,6 +120,8 @@ def test_a_node_is_lost_since_its_condition_changed() -> None:
     ready = {"metadata": {"name": "n2"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
     assert reading.node(ready) == Node("n2")
     assert reading.node({"metadata": {"name": "n3"}}).not_ready_since_ms == 1
+    for key, barred in (("node.kubernetes.io/out-of-service", True), ("node.kubernetes.io/unreachable", False)):
+        assert reading.node({"metadata": {"name": "n4"}, "spec": {"taints": [{"key": key}]}}).barred is barred
     assert reading.addresses({"n1": NODE}) == ("10.0.0.1/32",)
 
 
@@ -213,7 +219,7 @@ class Server:
         return self.objects.get((kind, name))
 
 
-CLUSTER = {
+CLUSTER: dict[str, Any] = {
     "metadata": {"name": "demo", "namespace": "ns", "uid": "cu", "generation": 1},
     "spec": {
         "version": "1", "database": {"uri": {"name": "db"}}, "store": {"url": {"name": "kv"}},
@@ -259,6 +265,56 @@ async def test_a_look_gets_the_record_after_the_lists_and_doubtful_pods_after_th
     record = server.asked.index("get ConfigMap demo-topology")
     assert all(server.asked.index(f"list {kind}") < record for kind in ("Pod", "StatefulSet", "GatewayPool"))
     assert all(i > record for i, what in enumerate(server.asked) if what.startswith("get Pod"))
+
+
+async def looked(server: Server, cluster: dict[str, Any]) -> Snapshot:
+    async with aiohttp.ClientSession() as session:
+        observer = Observer(cast(Kube, server), Reports(session, "ns", "demo"), "ns", "demo", me="me", nodes=False)
+        return (await observer.look(cluster, Memory(), {})).snapshot
+
+
+@pytest.mark.parametrize(
+    ("keys", "missing", "odd"),
+    [
+        ({"a.pem": "x", "b.key": "x"}, False, ()),
+        ({"a.pem": "x", "public": "x", "c.pub": "x"}, False, ("c.pub", "public")),
+        ({"token": "x"}, True, ("token",)),
+        ({}, True, ()),
+    ],
+)
+async def test_a_secret_of_keys_has_one_whose_name_says_its_kid(
+    keys: dict[str, str], missing: bool, odd: tuple[str, ...]
+) -> None:
+    """Without one it is as good as missing: no process would start."""
+    server = Server()
+    server.objects = {("Secret", name): secret(uri="x", url="x") for name in ("db", "kv")}
+    server.objects["Secret", "keys"] = {"data": {k: base64.b64encode(v.encode()).decode() for k, v in keys.items()}}
+    spec = {k: v for k, v in CLUSTER["spec"].items() if k != "tls"}
+    snap = await looked(server, {**CLUSTER, "spec": spec})
+    assert list(snap.missing_secrets) == (["keys/<kid>.pem or keys/<kid>.key"] if missing else [])
+    assert snap.odd_keys == odd
+
+
+async def test_the_tokens_of_a_cluster_that_had_this_name_before_are_not_ours() -> None:
+    """Its Secret is still being collected: pods wait for ours, nobody is asked with the old ones. What somebody else made
+    under that name is good."""
+    server = Server()
+    spec = {k: v for k, v in CLUSTER["spec"].items() if k != "tls"}
+    owner = {"kind": "PlatoCluster", "uid": "earlier", "controller": True}
+    for owners, ours in (
+        ([owner], False),
+        ([{**owner, "uid": "cu"}], True),
+        ([{**owner, "kind": "Sealed"}], True),
+        ([], True),
+    ):
+        server.objects["Secret", "demo-admin"] = {
+            **secret(token="t"), "metadata": {"name": "demo-admin", "uid": "s", "ownerReferences": owners},
+        }  # fmt: skip
+        snap = await looked(server, {**CLUSTER, "spec": spec})
+        assert (("Secret", "demo-admin") in snap.children) is ours
+        snap = replace(snap, topology=replace(rebuilt(snap), writer="me"))
+        pods = [o for o in one_pass(snap).applies if isinstance(o, Apply) and o.template_hash]
+        assert bool(pods) is ours
 
 
 async def test_a_record_that_cannot_be_read_counts_as_lost_and_keeps_its_version() -> None:

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from plato_operator.core.snapshot import DrainReport, Report
-from plato_operator.reports import QUIET_S, STALE_S, TIMEOUT_S, Access, Reports, Target, parsed
+from plato_operator.reports import MOST_AT_ONCE, QUIET_S, STALE_S, TIMEOUT_S, Access, Reports, Target, parsed
 
 
 class Process:
@@ -118,6 +118,31 @@ async def test_a_second_token_is_tried_while_tokens_rotate(process: Process, ses
     process.tokens = {"new"}
     assert await reports.refresh({"g-0": Target("u1", process.at)}, (), Access(("old", "new")))
     assert await reports.refresh({"g-0": Target("u1", process.at)}, {"g-0"}, Access(("old",))) == {}
+
+
+async def test_without_tokens_nobody_is_asked(process: Process, session: aiohttp.ClientSession) -> None:
+    """The Secret is not there yet: each answer would be 401, and the pod's log would tell of an intruder."""
+    reports = Reports(session, "ns", "demo", Clock())
+    targets = {"g-0": Target("u1", process.at)}
+    assert await reports.refresh(targets, {"g-0"}, Access()) == {}
+    assert process.asked == 0
+    assert await reports.refresh(targets, {"g-0"}, ACCESS)
+
+
+async def test_many_that_hang_are_asked_a_few_at_a_time(process: Process, session: aiohttp.ClientSession) -> None:
+    """500 pods that are not ready are asked at each pass: no burst of 500 connections, and each gets its turn."""
+    reports = Reports(session, "ns", "demo", Clock())
+    process.hangs = asyncio.Event()
+    targets = {f"g-{i}": Target("u1", process.at) for i in range(500)}
+    for _ in range(2):
+        assert await reports.refresh(targets, targets, ACCESS) == {}
+    assert process.asked == MOST_AT_ONCE
+    process.hangs.set()
+    async with asyncio.timeout(20):
+        while len(await reports.refresh(targets, (), ACCESS)) < len(targets):
+            pass
+    assert process.asked == len(targets)
+    reports.close()
 
 
 async def test_a_replaced_pod_is_asked_anew(process: Process, session: aiohttp.ClientSession) -> None:

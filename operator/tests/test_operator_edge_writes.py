@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 from plato.api.cluster import PlatoClusterStatus
-from plato.api.names import topology_name
 from plato.api.shared import Condition
 from plato.topology.record import Shard, Topology, even_ranges
 from plato_operator import manifests
@@ -237,10 +236,10 @@ async def test_a_record_that_is_too_large_is_said_and_not_written() -> None:
     desk = Desk()
     noise = random.Random(1)
     big = replace(TOPOLOGY, shards={f"demo-s{i}": Shard(noise.randbytes(60_000).hex(), "") for i in range(20)})
-    with pytest.raises(Stopped):
+    with pytest.raises(Stopped) as stopped:
         await desk.carry_out(Plan(write=TopologyWrite(big, "7")), view())
     assert not desk.api.writes
-    assert desk.hands.refusals["ConfigMap", topology_name("demo")][0] == "TooLarge"
+    assert (stopped.value.reason, stopped.value.written) == ("TooLarge", False)
 
 
 STATUS = PlatoClusterStatus(1, "Ready", conditions=(Condition("Ready", "True", "Serving", "ok", 1),))

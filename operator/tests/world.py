@@ -255,10 +255,7 @@ class World:
                     )
                     taken |= {pod.node} if pod.component == GATEWAY else set()
                 else:
-                    nodes, other = len(self.api.nodes), len(self.api.nodes.keys() - full)
-                    words = f"0/{nodes} nodes are available: {nodes - other} node(s) didn't have free ports"
-                    words += f", {other} node(s) were unschedulable" if other else ""
-                    pod = replace(pod, unschedulable=words)
+                    pod = replace(pod, unschedulable=self._scheduler_words())
             elif pod.node and pod.node not in self.cut_off and not pod.running and not pod.deleting:
                 if pod.template_hash not in self.bad_hashes:
                     at = Endpoint("10.0.0.1", 8900, 8901, "10.0.0.1:8909", 2) if pod.component == GATEWAY else None
@@ -277,6 +274,18 @@ class World:
                 record = self.topology.gateways.get(name) if self.topology is not None else None
                 if record is not None and record.uid == pod.uid and record.state == SERVING:
                     self.ours.discard(pod.ordinal)
+
+    def _scheduler_words(self) -> str:
+        """Why no node is left for a gateway: one reason per node, as kube-scheduler 1.37 says it."""
+        why = [
+            "were unschedulable" if n.unschedulable
+            else "had untolerated taint(s)" if n.not_ready_since_ms
+            else "didn't have free ports for the requested pod ports"
+            for n in self.api.nodes.values()
+        ]  # fmt: skip
+        reasons = ", ".join(sorted(f"{why.count(each)} node(s) {each}" for each in set(why)))
+        after = f"preemption: 0/{len(why)} nodes are available: {len(why)} Preemption is not helpful for scheduling."
+        return f"0/{len(why)} nodes are available: {reasons}. no new claims to deallocate, {after}"
 
     def _serves(self, pod: Pod) -> bool:
         process = self.processes.get(pod.name)
@@ -380,15 +389,18 @@ class World:
     def carry_out(self, operator: str, plan: Plan, *, stop_after: int = 99) -> None:
         orders = [*plan.applies, *([plan.write] if plan.write else []), *([plan.act] if plan.act else [])]
         died = stop_after < len(orders)
+        done = 0
         try:
             for order in orders[:stop_after]:
                 if operator != self.leader and order is not plan.write:
                     return  # its local lease has run out
                 self._order(order)
+                done += 1
         except Refused:
             died = True
         self.memories[operator] = Memory() if died else plan.memory
-        self.events += [e.reason for e in plan.events if not died]
+        written = done >= len(orders) - (plan.act is not None) and stop_after >= len(orders)
+        self.events += [e.reason for e in plan.events if written] + [e.reason for e in plan.act_events if not died]
 
     def _order(self, order: object) -> None:
         if order.__class__.__name__ == "TopologyWrite":

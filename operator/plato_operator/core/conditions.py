@@ -6,7 +6,7 @@ to decide.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -32,6 +32,8 @@ STALE_AFTER_S = 30
 MOST_DRAINS = 50
 MOST_QUOTED = 300
 REFUSALS = ("InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "ApplyRefused")
+UNNEEDED = ("PodMonitor",)
+"""Kinds without which clients are served all the same: one that is refused is a warning."""
 NOT_STALLED = ("NotStalled", "everything that was asked for could be applied")
 
 
@@ -105,12 +107,9 @@ def cluster_status(work: Work) -> PlatoClusterStatus:
         ("Paused", "spec.paused is true: restarted pods are admitted, nothing else is changed") if spec.paused
         else ("Running", "changes are carried out")
     ))  # fmt: skip
-    foreign = [n for n, s in snap.shards.items() if not s.owned or shard_index(snap.cluster.name, n) is None]
-    sheet.add("ConfigurationWarning", *(
-        (True, "BusNotSupported", f"this version has no bus of type {spec.bus.type}: pods will not start; use Postgres")
-        if spec.bus.type != "Postgres"
-        else (True, "ForeignShard", f"not made by this PlatoCluster and passed over: {', '.join(sorted(foreign))}")
-        if foreign else (False, "None", "nothing to warn about")
+    warnings = list(_warnings(work))
+    sheet.add("ConfigurationWarning", bool(warnings), *(
+        (warnings[0][0], "; ".join(words for _, words in warnings)) if warnings else ("None", "nothing to warn about")
     ))  # fmt: skip
     stalled = refusal(work)
     sheet.add("Stalled", bool(stalled), *(stalled or NOT_STALLED))
@@ -146,6 +145,24 @@ def cluster_status(work: Work) -> PlatoClusterStatus:
         reshard=Reshard(move.source if move else "", move.target if move else "", to_move) if move or to_move else None,
         conditions=sheet.done(),
     )  # fmt: skip
+
+
+def _warnings(work: Work) -> Iterator[tuple[str, str]]:
+    """(reason, message) of each thing that was asked for and is not as it was meant, the gravest first."""
+    snap = work.snap
+    spec = snap.cluster.spec
+    if spec.bus.type != "Postgres":
+        yield "BusNotSupported", f"this version has no bus of type {spec.bus.type}: pods will not start; use Postgres"
+    foreign = [n for n, s in snap.shards.items() if not s.owned or shard_index(snap.cluster.name, n) is None]
+    if foreign:
+        yield "ForeignShard", f"not made by this PlatoCluster and passed over: {', '.join(sorted(foreign))}"
+    if snap.odd_keys and spec.auth.keys is not None:
+        named = f"keys of Secret {spec.auth.keys.name} must be named <kid>.pem or <kid>.key"
+        yield "KeysPassedOver", f"{named}; passed over: {', '.join(sorted(snap.odd_keys))}"
+    for (kind, name), (_, message) in sorted(snap.refusals.items()):
+        if kind in UNNEEDED:
+            remedy = "install its CRD (Prometheus Operator) or set spec.monitoring.podMonitor to false"
+            yield f"{kind}Refused", f"{kind} {name}: {message}; {remedy}"
 
 
 def _not_ready(
@@ -204,6 +221,8 @@ def refusal(work: Work, kind: str = "PlatoCluster", name: str = "") -> tuple[str
         return None
     owners = {(c.kind, c.name): (c.owner_kind, c.owner) for c in wanted(work)}
     for child, (reason, message) in sorted(work.snap.refusals.items()):
+        if child[0] in UNNEEDED:
+            continue
         if kind == "PlatoCluster" or (kind, name) in (child, owners.get(child)):
             known = reason if reason in REFUSALS else "ApplyRefused"
             return known, f"{child[0]} {child[1]}: {message}"

@@ -148,9 +148,9 @@ def _part(work: Work, desk: PoolDesk, pod: Pod, record: Gateway) -> None:
     why = f"drained ({record.drain.reason})" if told and record.drain is not None else "its drain was forced"
     if pod.ordinal >= desk.wanted:
         if pod.ordinal == desk.replicas - 1:
-            work.act = Lower(desk.pool.name, desk.sts_uid, desk.sts_version, desk.replicas - 1, why)
+            work.do(Lower(desk.pool.name, desk.sts_uid, desk.sts_version, desk.replicas - 1, why))
     elif pod.ordinal < desk.replicas and (desk.observed or record.drain is None or record.drain.reason != ROLLOUT):
-        work.act = DeletePod(pod.name, pod.uid, why, None if told else FORCED_GRACE_S)
+        work.do(DeletePod(pod.name, pod.uid, why, None if told else FORCED_GRACE_S))
 
 
 def _lower_unregistered(work: Work, desk: PoolDesk) -> None:
@@ -164,7 +164,7 @@ def _lower_unregistered(work: Work, desk: PoolDesk) -> None:
             break
         to -= 1
     if to < desk.replicas:
-        work.act = Lower(desk.pool.name, desk.sts_uid, desk.sts_version, to, "pods without clients")
+        work.do(Lower(desk.pool.name, desk.sts_uid, desk.sts_version, to, "pods without clients"))
 
 
 def _recorded(work: Work, desks: list[PoolDesk]) -> Iterator[tuple[PoolDesk, Pod, Gateway]]:

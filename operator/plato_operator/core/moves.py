@@ -174,5 +174,5 @@ def remove_shard(work: Work) -> None:
     for name, shard in sorted(work.snap.shards.items()):
         unwanted = shard.owned and name in weights and name not in wanted
         if unwanted and not owned.get(name, 0) and name not in homes and not shard.deleting:
-            work.act = DeleteShard(name, shard.uid)
+            work.do(DeleteShard(name, shard.uid))
             return

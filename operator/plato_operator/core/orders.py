@@ -121,7 +121,8 @@ class Event:
 class Plan:
     """One pass: safe applies, then at most one write of the record, then at most one disruptive act, then status.
 
-    memory goes into the next snapshot. requeue_ms: look again after this, whatever happens.
+    events tell of the write, act_events of the act: of what was not done nothing is told, the next pass orders and tells it
+    again. memory goes into the next snapshot. requeue_ms: look again after this, whatever happens.
     """
 
     applies: tuple[Apply | Gate | Raise | Scale | Remove, ...] = ()
@@ -131,5 +132,6 @@ class Plan:
     pool_status: Mapping[str, GatewayPoolStatus] = field(default_factory=dict)
     shard_status: Mapping[str, StateShardStatus] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
+    act_events: tuple[Event, ...] = ()
     memory: Memory = field(default_factory=Memory)
     requeue_ms: int = 10_000

@@ -91,7 +91,7 @@ def _rebuild(snap: Snapshot) -> Plan:
 
 
 def _bound(work: Work) -> None:
-    """Keeps the observed record where the changed one is too large to be written, and drops what told pods of the change."""
+    """Keeps the observed record where the changed one is too large to be written, and drops what told of the change."""
     if not work.changed or work.snap.topology is None:
         return
     try:
@@ -99,6 +99,7 @@ def _bound(work: Work) -> None:
     except TooLargeError as e:
         work.topology, work.changed, work.too_large = work.snap.topology, False, str(e)
         work.applies = [order for order in work.applies if not isinstance(order, Gate)]
+        work.events.clear()
 
 
 def _plan(work: Work) -> Plan:
@@ -116,6 +117,7 @@ def _plan(work: Work) -> Plan:
         pool_status={name: conditions.pool_status(work, pool) for name, pool in sorted(work.snap.pools.items())},
         shard_status={name: conditions.shard_status(work, shard) for name, shard in sorted(work.snap.shards.items())},
         events=tuple(work.events),
+        act_events=tuple(work.act_events),
         memory=work.memory,
         requeue_ms=BUSY_MS if busy else QUIET_MS,
     )

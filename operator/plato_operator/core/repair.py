@@ -10,7 +10,7 @@ from typing import Final
 
 from plato.topology.record import SERVING
 
-from plato_operator.core.orders import DeletePod
+from plato_operator.core.orders import DeletePod, Event
 from plato_operator.core.rollout import outdated_shards
 from plato_operator.core.snapshot import Pod, shard_pod
 from plato_operator.core.work import PoolDesk, Work, record_of
@@ -51,19 +51,17 @@ def repair(work: Work, desks: list[PoolDesk]) -> None:
                 continue
             serving = record is None or record.state == SERVING
             if serving and not pod.ready and not pod.deleting and not work.lost(pod) and empty(work, pod):
-                work.act = DeletePod(pod.name, pod.uid, "its revision is broken and a newer one is set")
+                _replace(work, pod, "GatewayPool", desk.pool.name)
                 _remember(work, desk.pool.name, pod.name)
-                work.tell(
-                    "GatewayPool",
-                    desk.pool.name,
-                    "BrokenRevisionRepaired",
-                    f"replaced {pod.name}, which never got ready",
-                )
                 return
     for shard in outdated_shards(work):
         pod = work.snap.pods[shard_pod(shard)]
         child = work.snap.children[("StatefulSet", shard)]
         if child.observed and not pod.ready and not pod.running and not pod.deleting and not work.lost(pod):
-            work.act = DeletePod(pod.name, pod.uid, "its revision is broken and a newer one is set")
-            work.tell("StateShard", shard, "BrokenRevisionRepaired", f"replaced {pod.name}, which never got ready")
+            _replace(work, pod, "StateShard", shard)
             return
+
+
+def _replace(work: Work, pod: Pod, kind: str, owner: str) -> None:
+    told = Event(kind, owner, "Normal", "BrokenRevisionRepaired", f"replaced {pod.name}, which never got ready")
+    work.do(DeletePod(pod.name, pod.uid, "its revision is broken and a newer one is set"), told)

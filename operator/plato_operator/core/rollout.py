@@ -19,9 +19,10 @@ from plato_operator.core.work import PoolDesk, Work, is_lost, record_of
 YOUNG_MS: Final = 600_000
 """A pod that is not ready and younger than this may be the successor of one that we drained; older, it broke by itself."""
 
-_NO_NODE_LEFT: Final = re.compile(r"^0/(\d+) nodes are available: \1 node\(s\) didn't have free ports")
-"""The scheduler's words when every node has a gateway already. With other reasons beside it, such as a cordon, the pod may
-be the successor of one that we drained."""
+_NO_NODE: Final = re.compile(r"0/(\d+) nodes are available: (.*?)(?:preemption:|$)", re.DOTALL)
+_TAKEN: Final = re.compile(r"(\d+) node\(s\) didn't have free ports")
+_TAINTED: Final = re.compile(r"(\d+) node\(s\) had untolerated taint")
+"""The scheduler's words; it gives one reason per node."""
 
 
 def outdated(desk: PoolDesk, pod: Pod) -> bool:
@@ -34,8 +35,9 @@ def away(work: Work, desk: PoolDesk, *, but: int, rolling: bool) -> int:
     """Gateways of the pool, without ordinal `but`, that are away or may be so by our doing.
 
     rolling counts more strictly: a successor that is not ready yet, however long, and not for minReadySeconds. Pods that
-    scale-down takes anyway count only while their clients are moved: their absence is what is wanted. One more than there
-    are nodes counts never: it waits for a node, and takes that of the next one to go.
+    scale-down takes anyway count only while their clients are moved: their absence is what is wanted. What a lost node
+    takes with it counts never, neither the pod on it nor the successor that finds no node once it is fenced; and not one
+    more than there are nodes: it takes the node of the next one to go.
     """
     found = 0
     for ordinal in range(desk.replicas):
@@ -46,7 +48,7 @@ def away(work: Work, desk: PoolDesk, *, but: int, rolling: bool) -> int:
             found += ordinal < desk.wanted
             continue
         record = record_of(work, pod)
-        if is_lost(record) or _NO_NODE_LEFT.match(pod.unschedulable):
+        if is_lost(record) or no_node_left(work, pod):
             continue
         if record is not None and record.state == LEAVING and ordinal >= desk.wanted:
             continue  # it goes when it is the last; else those above it could never be drained
@@ -59,6 +61,16 @@ def away(work: Work, desk: PoolDesk, *, but: int, rolling: bool) -> int:
         elif rolling:
             found += work.snap.now_ms - pod.ready_since_ms < desk.pool.spec.rollout.min_ready_seconds * 1000
     return found
+
+
+def no_node_left(work: Work, pod: Pod) -> bool:
+    """Whether a pod waits because each node has a gateway already, is lost, or never takes one. With any other reason, such
+    as a cordon or a taint of a node that serves, it may be the successor of one that we drained."""
+    said = _NO_NODE.match(pod.unschedulable)
+    if said is None:
+        return False
+    taken, tainted = (sum(int(n) for n in reason.findall(said[2])) for reason in (_TAKEN, _TAINTED))
+    return taken + tainted == int(said[1]) and tainted <= work.closed_nodes()
 
 
 def may_go(work: Work, desk: PoolDesk, ordinal: int, *, rolling: bool) -> bool:
@@ -120,7 +132,7 @@ def roll_state(work: Work) -> None:
     for name in sorted(old, key=lambda n: (n not in down, n)):
         pod, child = work.snap.pods[shard_pod(name)], work.snap.children[("StatefulSet", name)]
         if child.observed and not pod.deleting and not set(down) - {name}:
-            work.act = DeletePod(pod.name, pod.uid, f"shard {name} gets a newer template")
+            work.do(DeletePod(pod.name, pod.uid, f"shard {name} gets a newer template"))
             return
 
 

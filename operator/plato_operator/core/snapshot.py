@@ -124,11 +124,13 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node. not_ready_since_ms is 0 while it is ready."""
+    """A node. not_ready_since_ms is 0 while it is ready. barred: by a taint that no gateway is placed against, that of the
+    control plane or that of a node out of service."""
 
     name: str
     unschedulable: bool = False
     not_ready_since_ms: int = 0
+    barred: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,8 @@ class Snapshot:
     resourceVersion of the record's ConfigMap, empty if there is none. live: {pod name: uid by a GET of this moment,
     empty for 404}, of the names that `doubts` asked for. last_connections: {pod uid: what its last report said, however
     old}, to be told and never decided by. nodes: None without the right to read them. missing_secrets:
-    "name" or "name/key" of what the spec names and is not there. refusals: {(kind, name) of a child: (reason, message)} of
+    "name" or "name/key" of what the spec names and is not there. odd_keys: keys of the Secret auth.keys whose names say
+    no kid; no process takes them. refusals: {(kind, name) of a child: (reason, message)} of
     the last try to apply it, while it fails; reason InvalidOverlay, QuotaExceeded, Forbidden, CRDTooOld or ApplyRefused.
     node_cidrs: where nodes' addresses lie, for the NetworkPolicy; empty: not known.
     """
@@ -200,6 +203,7 @@ class Snapshot:
     reports: Mapping[str, Report] = field(default_factory=dict)
     live: Mapping[str, str] = field(default_factory=dict)
     missing_secrets: Collection[str] = ()
+    odd_keys: Collection[str] = ()
     refusals: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     node_cidrs: tuple[str, ...] = ()
     last_connections: Mapping[str, int] = field(default_factory=dict)

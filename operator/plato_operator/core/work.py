@@ -11,7 +11,7 @@ from plato.api.pool import DrainSpec
 from plato.topology.record import LOST, SERVING, Gateway, Topology, next_epoch
 
 from plato_operator.core.orders import Act, Apply, Event, Gate, Raise, Remove, Scale
-from plato_operator.core.snapshot import GATEWAY, STATE, Memory, Pod, Pool, Report, Snapshot, shard_pod
+from plato_operator.core.snapshot import GATEWAY, STATE, Memory, Node, Pod, Pool, Report, Snapshot, shard_pod
 
 LOST_AFTER_MS: Final = 10_000
 """A node that is not ready for this long counts as lost (its pods are told to nobody any more)."""
@@ -28,6 +28,9 @@ class Work:
     applies: list[Apply | Gate | Raise | Scale | Remove] = field(default_factory=list)
     act: Act | None = None
     events: list[Event] = field(default_factory=list)
+    """What the change of the record is told as."""
+    act_events: list[Event] = field(default_factory=list)
+    """What the act is told as."""
     memory: Memory = field(default_factory=Memory)
     exhausted: int = 0
     """Pods that wait for a worker_id."""
@@ -47,8 +50,13 @@ class Work:
         self.changed = True
 
     def tell(self, kind: str, name: str, reason: str, message: str, *, warning: bool = False) -> None:
-        """Adds an event."""
+        """Adds an event about a change of the record."""
         self.events.append(Event(kind, name, "Warning" if warning else "Normal", reason, message))
+
+    def do(self, act: Act, *events: Event) -> None:
+        """Orders the act of this pass, and what is told once it is done."""
+        self.act = act
+        self.act_events.extend(events)
 
     def report(self, name: str, uid: str) -> Report | None:
         """The report of process `uid`; another one's answer (a reused host port) is nobody's."""
@@ -60,9 +68,14 @@ class Work:
         if self.snap.nodes is None or not pod.node:
             return False
         node = self.snap.nodes.get(pod.node)
-        if node is None:
-            return True
+        return node is None or self._lost_node(node)
+
+    def _lost_node(self, node: Node) -> bool:
         return bool(node.not_ready_since_ms) and self.snap.now_ms - node.not_ready_since_ms >= LOST_AFTER_MS
+
+    def closed_nodes(self) -> int:
+        """How many nodes can hold no gateway, though nobody was drained for it: lost and barred ones."""
+        return sum(node.barred or self._lost_node(node) for node in (self.snap.nodes or {}).values())
 
     def lost_since_ms(self, pod: Pod) -> int:
         """When the node of a lost pod was last ready; 0 for a node that is gone."""

@@ -52,11 +52,65 @@ async def test_a_database_without_the_schema_says_what_to_run(postgres_uri: str)
     assert issubclass(schema_pg.NotMigrated, Unavailable)  # callers wait: the migration runs beside them
 
 
-async def test_a_newer_schema_is_refused_in_words(postgres_uri: str) -> None:
+def as_one_older(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Makes this program the one before it; returns its version."""
+    files = schema_pg.migrations()
+    older = {number: text for number, text in files.items() if number < len(files)}
+    monkeypatch.setattr(schema_pg, "migrations", lambda: older)
+    return len(older)
+
+
+async def test_a_program_works_on_the_schema_of_the_version_after_it(
+    postgres_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade migrates first and rolls afterwards, and a rollback runs the older migration again: neither may end a pod
+    of the version before, nor set the schema back."""
+    schema, newest = new_schema(), schema_pg.code_version()
+    await schema_pg.migrate(postgres_uri, schema, 16)
+    assert as_one_older(monkeypatch) == newest - 1
+    assert await schema_pg.check(postgres_uri, schema, 16) == newest
+    assert await schema_pg.migrate(postgres_uri, schema, 16) == newest
+    assert await schema_pg.check(postgres_uri, schema, 16) == newest
+    with pytest.raises(SettingsError, match="partitions"):
+        await schema_pg.check(postgres_uri, schema, 32)
+
+
+async def test_an_older_schema_is_brought_up_and_says_who_reads_it(
+    postgres_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that was made before `readable_by` was stored."""
+    schema, newest = new_schema(), schema_pg.code_version()
+    with monkeypatch.context() as earlier:
+        as_one_older(earlier)
+        await schema_pg.migrate(postgres_uri, schema, 16)
+    connection = await asyncpg.connect(postgres_uri)
+    try:
+        await connection.execute(f"DELETE FROM {schema}.meta WHERE key = 'readable_by'")
+        assert await schema_pg.migrate(postgres_uri, schema, 16) == newest
+        stored = await connection.fetchval(f"SELECT value FROM {schema}.meta WHERE key = 'readable_by'")
+    finally:
+        await connection.close()
+    assert int(stored) == schema_pg.readable_by(newest, schema_pg.migrations()[newest])
+
+
+def test_each_migration_leaves_the_version_before_it_working() -> None:
+    """What an old program cannot read is taken away by a later release's migration, when nothing old runs any more."""
+    for number, text in schema_pg.migrations().items():
+        assert number == 1 or schema_pg.readable_by(number, text) < number
+    for bad in ("CREATE TABLE x ();", "-- readable by: 3", "-- readable by: 0"):
+        with pytest.raises(RuntimeError, match="migration 3 must say"):
+            schema_pg.readable_by(3, bad)
+
+
+@pytest.mark.parametrize("readable", [None, 998])
+async def test_a_newer_schema_is_refused_in_words(postgres_uri: str, readable: int | None) -> None:
     schema = new_schema()
     await schema_pg.migrate(postgres_uri, schema, 16)
     connection = await asyncpg.connect(postgres_uri)
     await connection.execute(f"UPDATE {schema}.meta SET value = '999' WHERE key = 'schema_version'")
+    await connection.execute(f"DELETE FROM {schema}.meta WHERE key = 'readable_by'")
+    if readable:
+        await connection.execute(f"INSERT INTO {schema}.meta VALUES ('readable_by', '{readable}')")
     await connection.close()
     for refused in (schema_pg.check(postgres_uri, schema, 16), schema_pg.migrate(postgres_uri, schema, 16)):
         with pytest.raises(SettingsError, match=r"version 999, newer than .* start a newer version of Plato"):

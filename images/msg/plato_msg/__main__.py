@@ -33,8 +33,8 @@ async def main(settings: Settings) -> int:
     log = logs.get("msg")
     if not settings.process.name or not settings.process.uid:
         raise SettingsError(
-            "process.name and process.uid: must say who this process is; the supervisor sets PLATO_PROCESS__NAME and"
-            " PLATO_PROCESS__UID"
+            "process.name and process.uid: must say who this process is; whoever starts it sets PLATO_PROCESS__NAME and"
+            " PLATO_PROCESS__UID (plato up and the operator do)"
         )
     uri, schema = settings.database.uri, settings.database.schema_name
     why = ["starting"]

@@ -28,7 +28,10 @@ async def main(settings: Settings) -> int:
     """Runs the shard until a signal or a failed part. Raises SettingsError or StartError for what waiting does not mend."""
     log = logs.get("main")
     if not settings.process.name or not settings.process.uid:
-        raise SettingsError("process.name and process.uid: not set; the supervisor gives both to each process")
+        raise SettingsError(
+            "process.name and process.uid: not set; whoever starts this process sets PLATO_PROCESS__NAME and"
+            " PLATO_PROCESS__UID (plato up and the operator do)"
+        )
     tokens = JwtVerifier(settings.auth.keys_dir, settings.auth.issuer, settings.auth.audience)
     store = await ValkeyStore.connect(settings.store.url, settings.store.key_prefix)
     database = Database(settings.database.uri, settings.database.schema_name, size=POSTGRES_CONNECTIONS)

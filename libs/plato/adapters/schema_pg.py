@@ -4,10 +4,15 @@
     check     every process that uses the database: refuses to start on a database that it does not fit
 
 The number of partitions is stored when the schema is made and never changes: a conversation's order hangs on it.
+
+While a cluster is upgraded, and after it is rolled back, programs run on a schema that is newer than theirs. Each file says
+in a line `-- readable by: K` which is the oldest version whose program reads and writes the database after it; its own
+predecessor at least. The newest file's K is stored as `readable_by`: older programs than that are refused.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
@@ -20,6 +25,7 @@ from plato.core.errors import Unavailable
 from plato.runtime.settings import SettingsError
 
 _FOLDER: Final = "sql"
+_READABLE_BY: Final = re.compile(r"^-- readable by: (\d+)$", re.MULTILINE)
 POSTGRES_BUS: Final = "postgres"
 """The bus of a database that is its own."""
 
@@ -45,13 +51,25 @@ def code_version() -> int:
     return len(migrations())
 
 
+def readable_by(number: int, text: str) -> int:
+    """The oldest schema version whose programs work with the database after migration `number`. Raises RuntimeError for one
+    that would stop the version before it: that takes two migrations, with a release between them."""
+    said = _READABLE_BY.search(text)
+    oldest = int(said[1]) if said is not None else number
+    if number > 1 and not 1 <= oldest < number:
+        raise RuntimeError(f"migration {number} must say `-- readable by: K` with K from 1 to {number - 1}")
+    return oldest
+
+
 async def migrate(uri: str, schema: str, partitions: int = 64) -> int:
     """Brings the schema up to this program's version, makes it if it is missing; returns the version.
 
     partitions: stored when the schema is made. All in one transaction: a failure leaves the old version.
-    Raises SettingsError (newer schema, other number of partitions, refused) and Unavailable.
+    A newer schema that this program reads stays as it is. Raises SettingsError (newer schema that it does not read, other
+    number of partitions, refused) and Unavailable.
     """
     files = migrations()
+    newest = len(files)
     connection = await _open(uri, command_timeout_s=None)
     try:
         with translated():
@@ -62,13 +80,15 @@ async def migrate(uri: str, schema: str, partitions: int = 64) -> int:
                 await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
                 await connection.execute(f'SET LOCAL search_path TO "{schema}"')
                 version = await _version(connection, schema)
-                _refuse_newer(version, uri)
+                await _refuse_newer(connection, version, uri)
                 for number in sorted(files):
                     if number > version:
                         await connection.execute(files[number])
                 if version == 0:
                     await _first(connection, partitions)
-                await connection.execute("UPDATE meta SET value = $1 WHERE key = 'schema_version'", str(len(files)))
+                if version <= newest:
+                    await _store(connection, "schema_version", newest)
+                    await _store(connection, "readable_by", readable_by(newest, files[newest]))
                 await _check_partitions(connection, partitions)
     except Unavailable as e:
         if isinstance(e.__cause__, asyncpg.InsufficientPrivilegeError):
@@ -76,13 +96,14 @@ async def migrate(uri: str, schema: str, partitions: int = 64) -> int:
         raise
     finally:
         connection.terminate()
-    return len(files)
+    return max(version, newest)
 
 
 async def check(uri: str, schema: str, partitions: int, bus: str = POSTGRES_BUS) -> int:
     """The database's schema version, if this program fits it.
 
-    bus: whose positions the database keeps (POSTGRES_BUS, or a topic's identity); the first one that is asked about stays.
+    A newer one fits if its migration says so. bus: whose positions the database keeps (POSTGRES_BUS, or a topic's identity);
+    the first one that is asked about stays.
     Raises SettingsError in words: newer schema, other number of partitions, another bus, refused password, unknown database.
     Raises Unavailable while the server is away; NotMigrated, which is one, while the schema is missing or older.
     """
@@ -92,7 +113,7 @@ async def check(uri: str, schema: str, partitions: int, bus: str = POSTGRES_BUS)
             version = await _version(connection, schema)
             if version == 0:
                 raise NotMigrated(f"{_where(uri)} holds no schema {schema!r} yet; run `plato db migrate` first")
-            _refuse_newer(version, uri)
+            await _refuse_newer(connection, version, uri)
             if version < code_version():
                 raise NotMigrated(
                     f"{_where(uri)} has schema version {version}, this program needs {code_version()};"
@@ -195,11 +216,23 @@ async def _check_bus(connection: Connection, bus: str) -> None:
         )
 
 
-def _refuse_newer(version: int, uri: str) -> None:
-    if version > code_version():
+async def _store(connection: Connection, key: str, value: int) -> None:
+    await connection.execute(
+        "INSERT INTO meta (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        key,
+        str(value),
+    )
+
+
+async def _refuse_newer(connection: Connection, version: int, uri: str) -> None:
+    """Raises SettingsError for a newer schema, unless the migration that made it says that this program reads it."""
+    if version <= code_version():
+        return
+    oldest = await connection.fetchval("SELECT value FROM meta WHERE key = 'readable_by'")
+    if oldest is None or int(oldest) > code_version():
         raise SettingsError(
-            f"{_where(uri)} has schema version {version}, newer than this program's {code_version()};"
-            " start a newer version of Plato"
+            f"{_where(uri)} has schema version {version}, newer than this program's {code_version()}"
+            f" and readable from {oldest or version} on; start a newer version of Plato"
         )
 
 

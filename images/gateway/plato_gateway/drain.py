@@ -102,6 +102,10 @@ class GatewayDrain:
         """Worker index → (boot, mode) that was last sent."""
         self._next_look_ms = 0
         self._shown: tuple[Any, ...] = ()
+        self.redirects = 0
+        """Connections named to their shards in all drains; one that stays is named again."""
+        self.cut = 0
+        """Connections that were closed at the deadline in all drains."""
 
     # ── what the link tells ──────────────────────────────────────────────────────────────────────────────────
 
@@ -134,6 +138,7 @@ class GatewayDrain:
         worker.mode, worker.connections = held.mode, len(held.conn_ids)
         worker.conn_ids = held.conn_ids.tolist()
         if self._core.order is not None:
+            self.cut += max(0, held.cut - self._cuts.get((lane.index, lane.boot), 0))
             self._cuts[lane.index, lane.boot] = held.cut
             self._core.here((c for w in self._workers.values() for c in w.conn_ids), _now_ms())
 
@@ -160,6 +165,12 @@ class GatewayDrain:
             return None
         phase = "drained" if self.drained else "draining"
         return {"id": order.id, "phase": phase, "remaining": self._remaining, "cut": sum(self._cuts.values())}
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the rest is closed; 0 without a drain, and after the deadline."""
+        order = self._core.order
+        return max(0.0, (order.deadline_ms - _now_ms()) / 1000) if order is not None else 0.0
 
     @property
     def _remaining(self) -> int:
@@ -219,6 +230,8 @@ class GatewayDrain:
             stream = streams.get(group)
             if stream is None or not stream.redirect(conn_ids):
                 self._core.unsent(conn_ids, now_ms)
+            else:
+                self.redirects += len(conn_ids)
 
     def _show(self, mode: Mode) -> None:
         """One log line per change."""

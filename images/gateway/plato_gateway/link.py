@@ -195,7 +195,7 @@ class Link:
             raise StartError(run_dir_error(gateway, e)) from e
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: WorkerLane(self), sock=sock)
-        self._collector = LinkCollector(self.load, self.streams, self._reserved_ahead_s)
+        self._collector = LinkCollector(self.load, self.streams, self.drain, self._reserved_ahead_s)
         REGISTRY.register(self._collector)
         routes = [Route("/v1/load", self._load_report), report.route(self._settings, self.report)]
         application = admin.app(self.not_ready, routes)

@@ -131,11 +131,26 @@ class StreamView(Protocol):
     counts: Counts
 
 
+class DrainView(Protocol):
+    """What the metrics need of the drain."""
+
+    redirects: int
+    cut: int
+
+    def status(self) -> dict[str, Any] | None:
+        """None: no drain runs."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the rest is closed."""
+
+
 class LinkCollector(Collector):
     """plato_gateway_* of one link, read when scraped."""
 
-    def __init__(self, load: Load, streams: dict[str, Any], reserved_ahead_s: Any) -> None:
+    def __init__(self, load: Load, streams: dict[str, Any], drain: DrainView, reserved_ahead_s: Any) -> None:
         self._load = load
+        self._drain = drain
         self._streams: dict[str, StreamView] = streams
         self._reserved_ahead_s = reserved_ahead_s
 
@@ -166,7 +181,22 @@ class LinkCollector(Collector):
         yield GaugeMetricFamily(
             "plato_gateway_reserved_ahead_seconds", "Reserved stamps ahead of now.", value=self._reserved_ahead_s()
         )
+        yield from self._of_drain()
         yield from self._of_streams()
+
+    def _of_drain(self) -> Iterable[Metric]:
+        drain, status = self._drain, self._drain.status()
+        remaining = status["remaining"] if status is not None else 0
+        yield GaugeMetricFamily("plato_gateway_drain_running", "1: a drain runs.", value=float(status is not None))
+        yield GaugeMetricFamily("plato_gateway_drain_remaining", "Connections that are still to go.", value=remaining)
+        yield GaugeMetricFamily("plato_gateway_drain_left_seconds", "Until the rest is closed.", value=drain.left_s)
+        yield CounterMetricFamily(
+            "plato_gateway_drain_redirects", "Connections named for a REDIRECT; who stays is named again.",
+            value=drain.redirects,
+        )  # fmt: skip
+        yield CounterMetricFamily(
+            "plato_gateway_drain_cut", "Connections that were closed at a drain's deadline.", value=drain.cut
+        )
 
     def _of_streams(self) -> Iterable[Metric]:
         attached = GaugeMetricFamily("plato_gateway_stream_attached", "1: the shard's stream is up.", labels=["shard"])

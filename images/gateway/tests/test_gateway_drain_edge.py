@@ -15,6 +15,7 @@ from plato_gateway import term
 from plato_gateway.core import lanes
 from plato_gateway.core.drain import Mode
 from plato_gateway.drain import GatewayDrain
+from plato_gateway.load import LinkCollector, Load
 
 MakeSettings = Callable[..., Settings]
 OWN = Gateway("uid-0", 3, 1, ("s0",), "10.0.0.1", 8900, 8901, "10.0.0.1:8909")
@@ -110,6 +111,36 @@ def test_a_drain_refuses_newcomers_at_once_names_who_is_here_and_is_drained_when
     assert not rig.drain.drained, "a batch is under way to the shard"
     rig.streams["s0"].idle = True
     assert rig.drain.status() == {"id": 41, "phase": "drained", "remaining": 0, "cut": 0}
+
+
+def metrics(rig: Rig) -> dict[str, float]:
+    """{name: value} of plato_gateway_drain_*."""
+    families = LinkCollector(Load(10), {}, rig.drain, lambda: 0.0).collect()
+    return {
+        s.name.removeprefix("plato_gateway_drain_"): s.value for f in families for s in f.samples if "_drain_" in s.name
+    }
+
+
+def test_a_drain_is_counted_and_its_counts_stay_when_it_is_over(make_settings: MakeSettings) -> None:
+    """A gauge falls back to 0; who was named or cut is counted over all drains, each cut once."""
+    rig = Rig(make_settings())
+    rig.worker()
+    rig.record(OWN)
+    none = {"running": 0, "remaining": 0, "left_seconds": 0, "redirects_total": 0, "cut_total": 0}
+    assert metrics(rig) == none
+    rig.record(ordered())
+    rig.held(Mode.REFUSE, 5, 6, 7)
+    rig.steps(lambda: len(rig.streams["s0"].named) == 3)
+    found = metrics(rig)
+    assert 0 < found.pop("left_seconds") <= 60
+    assert found == {"running": 1, "remaining": 3, "redirects_total": 3, "cut_total": 0}
+    for _ in range(2):
+        rig.held(Mode.CUT, cut=2)
+    rig.record(OWN)
+    assert metrics(rig) == {**none, "redirects_total": 3, "cut_total": 2}
+    rig.record(ordered(drain_id=42))
+    rig.held(Mode.CUT, cut=1)
+    assert metrics(rig)["cut_total"] == 3
 
 
 def test_a_worker_that_has_not_confirmed_is_not_drained(make_settings: MakeSettings) -> None:

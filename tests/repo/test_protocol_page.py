@@ -8,7 +8,7 @@ import re
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from plato.api import names
-from plato.client.core import repeats, session
+from plato.client.core import backoff, repeats, session
 from plato.core import codes
 from plato.core.codes import Code
 from plato.core.conversations import dialogue_id
@@ -99,12 +99,16 @@ def test_the_codes() -> None:
 def test_the_timers_and_limits() -> None:
     settings = Settings().state
     said = {row[0]: row[1] for row in tables(section("## 7. Timers"))[0]}
-    for name in ("heartbeat_ms", "resume_window_ms", "reconnect_delay_ms", "repeat_min_ms", "repeat_max_ms"):
+    names_told = ("heartbeat_ms", "resume_window_ms", "reconnect_delay_ms", "repeat_min_ms", "repeat_max_ms")
+    for name in (*names_told, "connect_delay_ms", "connect_timeout_ms"):
         assert int(said[name].replace(",", "")) == getattr(settings, name) == getattr(repeats.Timing(), name), name
+    bounds = repeats.Timing().heartbeat_floor_ms, repeats.Timing().heartbeat_ceiling_ms
+    page = [int(said[f"heartbeat_{name}_ms"].replace(",", "")) for name in ("floor", "ceiling")]
+    assert tuple(page) == bounds == settings.heartbeat_bounds_ms
     assert int(said["max_body_bytes"].replace(",", "")) == Settings().gateway.max_frame_bytes - 2_048
     assert int(said["login time-out"].replace(",", "")) == settings.login_timeout_ms
     assert int(said['"retry" codes']) == repeats.LATER_MIN_MS
-    assert int(said["failed attempts"]) == session.BACKOFF_MIN_MS
+    assert int(said["failed attempts"]) == backoff.BACKOFF_MIN_MS
     limits = {row[0]: row[1] for row in tables(section("## 9. Limits"))[0]}
     assert limits["frame"].startswith(f"1 to {DEFAULT_LIMIT_BYTES:,} bytes")
     assert int(limits["UP unanswered per connection"]) == settings.max_uplinks_per_connection
@@ -181,6 +185,10 @@ def example() -> str:
                     repeat_max_ms=told.repeat_max_ms,
                     max_body_bytes=63_488,
                     user_id="alice",
+                    heartbeat_floor_ms=told.heartbeat_bounds_ms[0],
+                    heartbeat_ceiling_ms=told.heartbeat_bounds_ms[1],
+                    connect_delay_ms=told.connect_delay_ms,
+                    connect_timeout_ms=told.connect_timeout_ms,
                 ),
             ),
         ),

@@ -31,6 +31,8 @@ class Access:
         self._transport = transport
         self._last: str | None = None  # the last one that the provider gave
         self._asking: asyncio.Task[str] | None = None  # one question at a time, whoever waits for it
+        self.polls: dict[str, int] = {}
+        """Ports of long polling that the last list told, by a gateway's address."""
 
     async def token(self, fresh: bool) -> str | None:
         """The user's token. fresh: the last one was refused, ask for another."""
@@ -59,7 +61,8 @@ class Access:
         for fresh in (False, True):
             token = await self.token(fresh)
             try:
-                return await discovery.fetch(self._ipconfig_url, token or "", self._transport)
+                found, self.polls = await discovery.fetch(self._ipconfig_url, token or "", self._transport)
+                return found
             except discovery.ListRefused as e:
                 _log.debug("no list of gateways: %s", e)
             except OSError as e:

@@ -46,10 +46,11 @@ from plato.client.core.model import (
 )
 from plato.client.core.session import Machine
 from plato.client.linkpair import LinkPair
-from plato.client.links import Link, OnClosed, OnFrames, TlsOptions, open_link, parse
+from plato.client.links import TlsOptions, parse
 from plato.client.sent import Handles, Sent
 from plato.client.store import Store
 from plato.client.stream import MessageStream
+from plato.client.ways import Ways
 from plato.client.writer import Writer
 from plato.core.codes import Code
 from plato.core.conversations import dialogue_id, is_conversation_id, is_user_id
@@ -78,19 +79,24 @@ class Client:
         ipconfig_url: str | None = None,
         device_id: int | None = None,
         user: str | None = None,
-        transport: Literal["tcp", "ws"] = "tcp",
+        transport: Literal["tcp", "ws", "poll"] = "tcp",
+        poll_port: int = 0,
         platform: str = "python",
+        network: str = "",
         tls: ssl.SSLContext | None = None,
         tls_name: str = "",
     ) -> None:
         """token: the user's token, or who gives one (TokenProvider); asked again when the platform refuses the last.
 
         store_path: the SQLite file of this device, made if missing, or ":memory:". gateways: a list of "host:port",
-        "tcp://host:port" or "ws://host:port/ws", tried when there is no list. ipconfig_url: where the list is asked.
+        "tcp://host:port" or "ws://host:port/ws", tried when there is no list. ipconfig_url: where the list is asked. poll_port:
+        of long polling at the named gateways (lists tell it), to which the client goes by itself in a network that kills
+        sockets; transport "poll": nothing else, at "host:port" of it.
         device_id: of a new store, else checked; by default drawn once. user: known before the first login, so that
-        `send(to=…)` works before it; by default read from the store or from the token. tls: the certificates that are
-        trusted, for gateways that speak TLS (`ssl.create_default_context()`); tls_name: the name in theirs, since lists
-        name gateways by address. Raises ValueError.
+        `send(to=…)` works before it; by default read from the store or from the token. network: the kind of
+        network that this device is in now, as the application names it ("wifi", "cellular"); heartbeats are learnt for
+        each. tls: the certificates that are trusted, for gateways that speak TLS (`ssl.create_default_context()`);
+        tls_name: the name in theirs, since lists name gateways by address. Raises ValueError.
         """
         if isinstance(gateways, str):
             raise ValueError(f"gateways {gateways!r}: a list of addresses, not one")
@@ -112,6 +118,7 @@ class Client:
             raise ValueError("tls_name without tls: give an SSLContext, such as ssl.create_default_context()")
         self._tls = TlsOptions(tls, tls_name) if tls is not None else None
         self._platform = platform
+        self._network = network
         self._store: Store
         self._machine: Machine
         self._writer: Writer
@@ -119,6 +126,8 @@ class Client:
         self._entered = False
         self._closed = False
         self._links: LinkPair
+        self._poll_port = poll_port
+        self._ways: Ways
         self._tasks: set[asyncio.Task[None]] = set()
         self._round: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -155,11 +164,15 @@ class Client:
                 listing=self._listing,
                 chance=random.random,
                 platform=self._platform,
-                network=self._transport,
+                transport=self._transport,
+                network=self._network,
             )
             if user is not None:
                 self._machine.named(user)
-            self._links = LinkPair(self._machine, self._open_link, self._now_ms, self._poke)
+            self._ways = Ways(
+                self._transport, self._tls, self._poll_port, self._now_ms, random.random, self._try_socket
+            )
+            self._links = LinkPair(self._machine, self._ways.open, self._now_ms, self._poke)
         except BaseException:
             self._store.close()
             raise
@@ -174,6 +187,7 @@ class Client:
     ) -> None:
         """Closes the connection, not the session: the next start resumes it, within the platform's window."""
         self._by_us = True
+        self._ways.close()
         self._machine.stop(None)
         self._run_round()
         if self._stream is not None:
@@ -246,6 +260,14 @@ class Client:
         self._check_open(stopped_too=False)
         self._machine.hurry(self._now_ms())
         self._set_timer()
+
+    def network_changed(self, network: str) -> None:
+        """The device is in another kind of network now: a connection of the one before is left, and resumed at once."""
+        self._check_open(stopped_too=False)
+        self._network = network
+        self._ways.forget()
+        self._machine.network_changed(network, self._now_ms())
+        self._poke()
 
     async def send(
         self,
@@ -405,14 +427,17 @@ class Client:
         """The round's writes are durable: everything else may be seen now."""
         self._handles.written(effects.writes.queued)
         links = self._links
+        self._ways.learn(effects.polls)
         if effects.go_over:
             links.go_over()
         if effects.frames:
             links.send(effects.link_no, effects.frames)
         if effects.close:
             links.close()
-        if effects.connect is not None:
-            links.connect(*effects.connect)
+        for link_no in effects.give_up:
+            links.give_up(link_no)
+        for link_no, address in effects.connects:
+            links.connect(link_no, address)
         if effects.second_close:
             links.close_second()
         if effects.second is not None:
@@ -461,8 +486,11 @@ class Client:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _open_link(self, address: str, on_frames: OnFrames, on_closed: OnClosed) -> Link:
-        return await open_link(address, self._transport, on_frames, on_closed, self._tls)
+    def _try_socket(self) -> bool:
+        """A socket beside the polls that stand; False: not now."""
+        begun = self._machine.reopen(self._now_ms())
+        self._poke()
+        return begun
 
     async def _give_token(self, fresh: bool) -> None:
         token = await self._access.token(fresh)
@@ -470,7 +498,9 @@ class Client:
         self._poke()
 
     async def _give_list(self) -> None:
-        self._machine.listed(await self._access.gateways(), self._now_ms())
+        addresses = await self._access.gateways()
+        self._ways.learn(self._access.polls)
+        self._machine.listed(addresses, self._now_ms())
         self._poke()
 
     async def _who(self) -> str:

@@ -7,18 +7,21 @@ from typing import Any, Final
 
 import aiohttp
 
-from plato.api.names import WS_PATH
+from plato.api.names import POLL_PATH, WS_PATH
 
 TIMEOUT_S: Final = 2.0
 LIMIT_BYTES: Final = 65_536
+
+_WAYS: Final = {"tcp": ("tcp", "port", ""), "ws": ("ws", "ws_port", WS_PATH), "poll": ("http", "poll_port", POLL_PATH)}
 
 
 class ListRefused(Exception):
     """ipconfig knows the caller's token for none of its own."""
 
 
-async def fetch(url: str, token: str, transport: str) -> list[str]:
-    """The gateways' addresses for `transport` ("tcp", "ws"), best first. url: ipconfig's base, or the list's own URL.
+async def fetch(url: str, token: str, transport: str) -> tuple[list[str], dict[str, int]]:
+    """The gateways' addresses for `transport` ("tcp", "ws", "poll"), best first, and {address: port of long polling}. url:
+    ipconfig's base, or the list's own URL.
 
     Raises ListRefused (401, 403), OSError (no answer in time, or none that can be read).
     """
@@ -36,7 +39,8 @@ async def fetch(url: str, token: str, transport: str) -> list[str]:
             body = await response.content.read(LIMIT_BYTES)
             if not response.content.at_eof():
                 raise OSError(f"{target}: more than {LIMIT_BYTES} bytes")
-            return addresses(json.loads(body), transport)
+            answer = json.loads(body)
+            return addresses(answer, transport), polls(answer, transport)
     except (aiohttp.ClientError, TimeoutError, ValueError) as e:
         raise OSError(f"{target}: {e!r}") from e
 
@@ -48,13 +52,21 @@ def addresses(answer: Any, transport: str) -> list[str]:
     """
     if not isinstance(answer, dict) or not isinstance(answer.get("data"), list):
         raise ValueError("no list of gateways")
-    found = []
-    for entry in answer["data"]:
-        if not isinstance(entry, dict):
-            continue
-        ip, port = entry.get("ip"), entry.get("ws_port" if transport == "ws" else "port")
-        if not isinstance(ip, str) or not str(port).isdecimal():
-            continue
-        host = f"[{ip}]" if ":" in ip else ip
-        found.append(f"ws://{host}:{port}{WS_PATH}" if transport == "ws" else f"tcp://{host}:{port}")
-    return found
+    return [address for entry in answer["data"] if (address := _address(entry, transport))]
+
+
+def polls(answer: Any, transport: str) -> dict[str, int]:
+    """{address as `addresses` gives it: poll_port} of what `addresses` has read."""
+    found = {_address(e, transport): e.get("poll_port") for e in answer["data"] if isinstance(e, dict)}
+    return {address: int(port) for address, port in found.items() if address and str(port).isdecimal()}
+
+
+def _address(entry: Any, transport: str) -> str:
+    """ "" where the entry cannot be used."""
+    if not isinstance(entry, dict):
+        return ""
+    scheme, key, path = _WAYS[transport]
+    ip, port = entry.get("ip"), entry.get(key)
+    if not isinstance(ip, str) or not str(port).isdecimal():
+        return ""
+    return f"{scheme}://{f'[{ip}]' if ':' in ip else ip}:{port}{path}"

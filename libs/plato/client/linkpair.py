@@ -33,12 +33,12 @@ class Machine(Protocol):
 
 
 class _Place:
-    """Room for one link. link_no: of the link, or of the attempt that runs; 0: none."""
+    """Room for one link. link_no: of the link; 0: none. opening: attempts at it by their numbers."""
 
     def __init__(self) -> None:
         self.link: Link | None = None
         self.link_no = 0
-        self.opening: asyncio.Task[None] | None = None
+        self.opening: dict[int, asyncio.Task[None]] = {}
 
 
 class LinkPair:
@@ -55,12 +55,18 @@ class LinkPair:
         self._endings: set[asyncio.Task[None]] = set()
 
     def connect(self, link_no: int, address: str) -> None:
-        """Opens the first link; one that stood is closed."""
+        """Begins to open the first link, beside other attempts at it. The first that the machine takes is it."""
         self._connect(self._first, link_no, address)
         self._paused = False
 
+    def give_up(self, link_no: int) -> None:
+        """An attempt at the first link is not wanted any more."""
+        if (opening := self._first.opening.pop(link_no, None)) is not None:
+            opening.cancel()
+
     def connect_second(self, link_no: int, address: str) -> None:
-        """Opens the second link."""
+        """Opens the second link; one that stood is closed."""
+        self._close(self._second)
         self._connect(self._second, link_no, address)
 
     def send(self, link_no: int, frames: Sequence[bytes]) -> None:
@@ -86,7 +92,7 @@ class LinkPair:
         self._paused = False
 
     def close(self) -> None:
-        """Closes the first link, or gives its attempt up."""
+        """Closes the first link, and gives all attempts at it up."""
         self._close(self._first)
 
     def close_second(self) -> None:
@@ -95,15 +101,13 @@ class LinkPair:
 
     async def ended(self) -> None:
         """Waits, after the closes, until everything is released."""
-        attempts = [place.opening for place in (self._first, self._second) if place.opening is not None]
+        attempts = [task for place in (self._first, self._second) for task in place.opening.values()]
         await asyncio.gather(*attempts, *self._endings, return_exceptions=True)
 
     def _connect(self, place: _Place, link_no: int, address: str) -> None:
-        self._close(place)
-        place.link_no = link_no
-        place.opening = asyncio.get_running_loop().create_task(self._open(link_no, address))
-        self._endings.add(place.opening)
-        place.opening.add_done_callback(self._endings.discard)
+        place.opening[link_no] = opening = asyncio.get_running_loop().create_task(self._open(link_no, address))
+        self._endings.add(opening)
+        opening.add_done_callback(self._endings.discard)
 
     async def _open(self, link_no: int, address: str) -> None:
         def on_frames(payloads: list[bytes]) -> None:
@@ -112,7 +116,7 @@ class LinkPair:
 
         def on_closed() -> None:
             place = self._place(link_no)
-            if place is not None and place.link is not None:
+            if place is not None and place.link is not None and place.link_no == link_no:
                 self._release(place.link)
                 place.link = None
             self._machine.closed(link_no, self._now_ms())
@@ -124,30 +128,30 @@ class LinkPair:
             _log.debug("no connection to %s: %s", address, e)
             place = self._place(link_no)
             if place is not None:
-                place.opening = None
+                place.opening.pop(link_no, None)
             self._machine.closed(link_no, self._now_ms())
             self._poke()
             return
         place = self._place(link_no)
         if place is not None:
-            place.opening = None
+            place.opening.pop(link_no, None)
         if place is None or not self._machine.opened(link_no, self._now_ms()):
             link.close()
             self._release(link)
             return
-        place.link = link
+        place.link, place.link_no = link, link_no
         self._poke()
 
     def _place(self, link_no: int) -> _Place | None:
         for place in (self._first, self._second):
-            if place.link_no == link_no:
+            if place.link_no == link_no or link_no in place.opening:
                 return place
         return None
 
     def _close(self, place: _Place) -> None:
-        if place.opening is not None:
-            place.opening.cancel()
-            place.opening = None
+        for opening in place.opening.values():
+            opening.cancel()
+        place.opening.clear()
         if place.link is not None:
             link, place.link = place.link, None
             link.close()

@@ -58,6 +58,7 @@ async def open_link(
     address: str, transport: str, on_frames: OnFrames, on_closed: OnClosed, tls: TlsOptions | None = None
 ) -> Link:
     """Opens "tcp://host:port", "ws://host:port/path" (or wss), or "host:port" by `transport`; all of them over TLS if given.
+    Polls are longpoll.py's.
 
     on_frames gets whole payloads in order; on_closed comes once, when the other side or the network ended it.
     Raises OSError.
@@ -81,11 +82,13 @@ async def open_link(
 
 
 def parse(address: str, transport: str) -> tuple[str, str, str, int]:
-    """A gateway's address as (scheme, what follows it, host, port). Raises ValueError, in words."""
+    """A gateway's address as (scheme, what follows it, host, port); http is long polling. Raises ValueError, in words."""
     scheme, _, rest = address.rpartition("://")
-    scheme = scheme or transport
-    if scheme not in ("tcp", "ws", "wss"):
-        raise ValueError(f"gateway {address!r}: the address begins with tcp://, ws:// or wss://, or is host:port")
+    scheme = scheme or ("http" if transport == "poll" else transport)
+    if scheme not in ("tcp", "ws", "wss", "http", "https"):
+        raise ValueError(
+            f"gateway {address!r}: the address begins with tcp://, ws://, wss:// or http://, or is host:port"
+        )
     place = rest if scheme == "tcp" else rest.partition("/")[0]
     host, _, port = place.rpartition(":")
     if not host.strip("[]") or not port.isdecimal() or not 0 < int(port) < 65_536:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from plato.client.api import StoreError, StoreForeign, StoreInUse
+from plato.client.core.heartbeat import read
 from plato.client.core.model import Entry, Place, Row, Session, Snapshot, Writes
 
 MEMORY: Final = ":memory:"
@@ -212,6 +213,7 @@ class Store:
             last_gateway=self._meta("last_gateway"),
             places=tuple(Place(*p) for p in run("SELECT * FROM conversation")),
             outbox=tuple(Entry(*e) for e in run("SELECT * FROM outbox ORDER BY conversation_id, client_id")),
+            learnt=tuple(read(self._meta("learnt") or "")),
         )
 
     def _meta(self, name: str) -> str | None:

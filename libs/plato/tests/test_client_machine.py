@@ -40,8 +40,8 @@ class Line:
         if effects.want_token:
             self.machine.tokened("token", self.now_ms)
             effects = self.take()
-        assert effects.connect is not None
-        assert self.machine.opened(effects.connect[0], self.now_ms)
+        assert effects.connects
+        assert self.machine.opened(effects.connects[0][0], self.now_ms)
         self.hello = self.sent()
         if live:
             self.welcome()
@@ -111,7 +111,7 @@ def test_r2_try_again_begins_at_the_hello_on_the_same_socket() -> None:
     line.receive(pb.ACK, pb.ACKMsg(Type=pb.SYNC, ref=sync.ref, Code=Code.TRY_AGAIN))
     effects = line.take()
     assert effects.close, "a socket on which it does not help is left"
-    assert effects.connect is not None
+    assert effects.connects
 
 
 def test_r2_a_page_says_that_the_sync_committed_when_its_ack_was_lost() -> None:
@@ -177,9 +177,9 @@ def test_a_reconnect_code_resumes_with_the_session(code: int) -> None:
     assert line.phase is Phase.OFFLINE
     line.wait()
     effects = line.take()
-    assert effects.connect is not None
-    assert (effects.connect[1] == before) is (code != Code.GATEWAY_CLOSING)
-    assert line.machine.opened(effects.connect[0], line.now_ms)
+    assert effects.connects
+    assert (effects.connects[0][1] == before) is (code != Code.GATEWAY_CLOSING)
+    assert line.machine.opened(effects.connects[0][0], line.now_ms)
     (reconn,) = line.sent(pb.RECONN)
     assert (reconn.Head.ConnID, reconn.secret) == (77, b"s")
 
@@ -189,9 +189,9 @@ def test_a_full_gateway_is_left_at_once() -> None:
     first = line.machine.state.gateway
     line.receive(pb.ERROR, pb.ErrorMsg(code=Code.GATEWAY_FULL))
     effects = line.take()
-    assert effects.connect is not None
-    assert effects.connect[1] != first
-    line.machine.closed(effects.connect[0], line.now_ms)
+    assert effects.connects
+    assert effects.connects[0][1] != first
+    line.machine.closed(effects.connects[0][0], line.now_ms)
     assert line.phase is Phase.OFFLINE, "none is left: back-off"
     assert line.machine.deadline_ms() == line.now_ms + 250
 
@@ -263,8 +263,8 @@ def test_a_connection_that_does_not_stay_makes_no_storm() -> None:
         line.wait()
         waits.append(line.now_ms - before)
         effects = line.take()
-        assert effects.connect is not None
-        line.machine.opened(effects.connect[0], line.now_ms)
+        assert effects.connects
+        line.machine.opened(effects.connects[0][0], line.now_ms)
         line.hello = line.sent()
         line.welcome()
         (sync,) = line.sent(pb.SYNC)
@@ -300,8 +300,8 @@ def test_a_heartbeat_that_stays_unanswered_three_times_is_the_end() -> None:
     line.take()
     line.wait()
     effects = line.take()
-    assert effects.connect is not None
-    assert effects.connect[1] != here
+    assert effects.connects
+    assert effects.connects[0][1] != here
 
 
 def push(seq: int, prev_seq: int | None = None, conversation_id: str = C, from_user: str = "bob", **more: Any) -> Any:

@@ -94,9 +94,9 @@ class Device:
             self.net.up += effects.frames
         if effects.close:
             self.cut(tell=False)
-        if effects.connect is not None:
+        if effects.connects:
             self.cut(tell=False)
-            link_no, _ = effects.connect
+            link_no, _ = effects.connects[0]
             self.net = Net(self.world.platform.open(), link_no)
             assert self.machine.opened(link_no, self.world.now_ms)
             self.round()

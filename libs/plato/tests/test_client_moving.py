@@ -32,7 +32,7 @@ class Line:
 
     def __init__(self, *, listing: bool = False) -> None:
         snapshot = Snapshot(device_id=5, user="alice", session=FIRST)
-        self.machine = Machine(snapshot, gateways=[HERE], listing=listing, chance=never, network="tcp")
+        self.machine = Machine(snapshot, gateways=[HERE], listing=listing, chance=never, transport="tcp")
         self.now_ms = 1_000
         self.states: list[Phase] = []
         self.machine.start(self.now_ms)
@@ -40,8 +40,8 @@ class Line:
             self.take()
             self.machine.listed([HERE], self.now_ms)
         effects = self.take()
-        assert effects.connect is not None
-        self.first = effects.connect[0]
+        assert effects.connects
+        self.first = effects.connects[0][0]
         self.machine.opened(self.first, self.now_ms)
         self.take()
         self.receive(self.first, pb.ACK, pb.ACKMsg(Type=pb.RECONN, ConnID=77, user_id="alice", heartbeat_ms=60_000))
@@ -190,8 +190,8 @@ def test_an_own_commit_whose_answer_was_lost_is_resumed_not_taken_for_another() 
     line.take()
     assert line.at(Phase.OFFLINE)
     effects = line.wait()
-    assert effects.connect is not None
-    line.machine.opened(effects.connect[0], line.now_ms)
+    assert effects.connects
+    line.machine.opened(effects.connects[0][0], line.now_ms)
     (reconn,) = bodies(line.take().frames, pb.RECONN, pb.ReConnMsg)
     assert reconn.Head.ConnID == FIRST.conn_id
 

@@ -52,6 +52,15 @@ class Gateways:
         """The next address of this round; None: all were tried."""
         return self._round.pop(0) if self._round else None
 
+    @property
+    def left(self) -> int:
+        """How many addresses of this round were not taken."""
+        return len(self._round)
+
+    def put_back(self, addresses: Sequence[str]) -> None:
+        """These were taken and given up for another: they come first in what is left of this round."""
+        self._round[:0] = addresses
+
     def served(self, address: str) -> bool:
         """A session was committed through this address. True: it is another one than before."""
         changed = address != self.last

@@ -62,6 +62,19 @@ class Session:
     secret: bytes
 
 
+@dataclass(slots=True)
+class Learnt:
+    """What is known of one kind of network: the heartbeat interval that stands, the least idle time after which a flow was
+    dropped (0: never), how often that happened, and answered beats since the interval was set. A store keeps the first four.
+    """
+
+    network: str
+    interval_ms: int = 0
+    broken_ms: int = 0
+    drops: int = 0
+    beats: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that a store holds at start, save the messages. gateways: the last list heard, best first."""
@@ -73,6 +86,7 @@ class Snapshot:
     last_gateway: str | None = None
     places: tuple[Place, ...] = ()
     outbox: tuple[Entry, ...] = ()  # by (conversation_id, client_id)
+    learnt: tuple[Learnt, ...] = ()  # the network used last at the end
 
 
 @dataclass(slots=True)
@@ -156,14 +170,18 @@ class Effects:
     frames: list[bytes] = field(default_factory=list)
     close: bool = False
     notices: list[Notice] = field(default_factory=list)
-    connect: tuple[int, str] | None = None
-    """Open a link of this number to this address."""
+    give_up: list[int] = field(default_factory=list)
+    """Attempts at a link that are not wanted any more, by their numbers."""
+    connects: list[tuple[int, str]] = field(default_factory=list)
+    """Begin to open links of these numbers to these addresses; the machine takes the first that opens."""
     go_over: bool = False
     """The second link takes the place of the first, which is closed; `frames` and `close` are the new one's."""
     second_close: bool = False
     second: tuple[int, str] | None = None
     """Open a second link, which leaves the first as it is: of this number, to this address."""
     second_frames: list[bytes] = field(default_factory=list)
+    polls: dict[str, int] = field(default_factory=dict)
+    """Ports of long polling that a REDIRECT told, by the gateway's address."""
     want_list: bool = False
     want_token: bool = False
     fresh_token: bool = False
@@ -175,7 +193,8 @@ class Effects:
             or self.frames
             or self.close
             or self.notices
-            or self.connect
+            or self.give_up
+            or self.connects
             or self.go_over
             or self.second_close
             or self.second

@@ -18,7 +18,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from plato.api.names import WS_PATH
+from plato.api.names import POLL_PATH, WS_PATH
 from plato.client.core import wire
 from plato.client.core.model import Session
 from plato.client.core.repeats import Chance, Request, Requests, Timing
@@ -27,7 +27,6 @@ from plato.core.codes import Action, Code, action
 from plato.core.errors import PeerError
 from plato.wire.v1 import client_pb2 as pb
 
-CONNECT_MS: Final = 5_000
 HELLOS_PER_LINK: Final = 3
 FIRST: Final = 3
 """A client begins at one of so many first ways, by chance: not all go to one gateway."""
@@ -55,17 +54,33 @@ def ways(redirect: pb.RedirectMsg, current: str, transport: str, chance: Chance)
 
     transport: what an address without a scheme means.
     """
-    scheme = current.partition("://")[0] if "://" in current else transport
-    found = []
-    for gateway in redirect.gateways:
-        web = scheme in ("ws", "wss")
-        port = gateway.ws_port if web else gateway.port
-        host = f"[{gateway.ip}]" if ":" in gateway.ip else gateway.ip
-        if host and port:
-            found.append(f"{scheme}://{host}:{port}{WS_PATH if web else ''}")
+    scheme = _scheme(current, transport)
+    found = [address for gateway in redirect.gateways if (address := _address(gateway, scheme))]
     if len(found) > 1:
         found.insert(0, found.pop(int(chance() * min(FIRST, len(found)))))
     return found
+
+
+def polls(redirect: pb.RedirectMsg, current: str, transport: str) -> dict[str, int]:
+    """{address as `ways` gives it: port of long polling}."""
+    scheme = _scheme(current, transport)
+    return {_address(g, scheme): g.poll_port for g in redirect.gateways if g.poll_port}
+
+
+def _scheme(current: str, transport: str) -> str:
+    found = current.partition("://")[0] if "://" in current else transport
+    return "http" if found == "poll" else found
+
+
+def _address(gateway: pb.RedirectGateway, scheme: str) -> str:
+    """As the present gateway is reached; "" where this one cannot be."""
+    host = f"[{gateway.ip}]" if ":" in gateway.ip else gateway.ip
+    port, path = gateway.port, ""
+    if scheme in ("ws", "wss"):
+        port, path = gateway.ws_port, WS_PATH
+    elif scheme in ("http", "https"):
+        port, path = gateway.poll_port, POLL_PATH
+    return f"{scheme}://{host}:{port}{path}" if host and port else ""
 
 
 def _place(address: str) -> str:
@@ -77,10 +92,18 @@ class Move:
     """One attempt to go over. `link_no` is 0 while no link is wanted."""
 
     def __init__(
-        self, session: Session, current: str, addresses: Iterable[str], traffic: Traffic, timing: Timing, chance: Chance
+        self,
+        session: Session,
+        reconn: bytes,
+        current: str,
+        addresses: Iterable[str],
+        traffic: Traffic,
+        timing: Timing,
+        chance: Chance,
     ) -> None:
-        self.session = session
-        """The one that stands; what ReConn names."""
+        """session: the one that stands; reconn: the frame that resumes it. current: where it stands now."""
+        self._session = session
+        self._reconn = reconn
         self.link_no = 0
         self.address = ""
         self.step = Step.LISTING
@@ -96,6 +119,7 @@ class Move:
         self.sync: FirstSync | None = None
         self.candidate: Session | None = None
         self._traffic = traffic
+        self._timing = timing
         self._requests = Requests(timing, chance)
         self._tried = {_place(current)}
         self._ways = list(addresses)
@@ -120,7 +144,7 @@ class Move:
                 self._tried.add(_place(address))
                 self.link_no, self.address = link_no, address
                 self.step = Step.CONNECTING
-                self._until_ms = now_ms + CONNECT_MS
+                self._until_ms = now_ms + self._timing.connect_timeout_ms
                 self._hellos = self.code = 0
                 return True
         return False
@@ -176,15 +200,14 @@ class Move:
         self._forget()
         self._hellos += 1
         self.step = Step.HELLO
-        frame = wire.reconn(self.session.conn_id, self.session.secret)
-        self.frames.append(self._requests.ask(pb.RECONN, 0, frame, now_ms))
+        self.frames.append(self._requests.ask(pb.RECONN, 0, self._reconn, now_ms))
 
     def _ack(self, ack: pb.ACKMsg, now_ms: int) -> Outcome:
         request = self._requests.find(ack.Type, ack.ref)
         if request is None:
             return Outcome.GOES_ON
         if ack.Code:
-            return self._coded(request, ack.Code, now_ms)
+            return self._coded(request, ack.Code, now_ms, ack.retry_ms)
         if ack.Type == pb.SYNC:
             self.committed = ack.run, ack.push_no
             return Outcome.COMMITTED
@@ -192,7 +215,7 @@ class Move:
         if ack.user_id and ack.user_id != self._traffic.user:
             return self._failed(int(Code.TOKEN_INVALID))
         self.welcome = ack
-        self.candidate = Session(ack.ConnID, ack.secret or self.session.secret)
+        self.candidate = Session(ack.ConnID, ack.secret or self._session.secret)
         self.sync = self._traffic.first_sync()
         self.step = Step.COMMITTING
         self.frames.append(self._requests.ask(pb.SYNC, self.sync.ref, self.sync.frame, now_ms))
@@ -206,7 +229,7 @@ class Move:
             return self._failed(error.code)
         return Outcome.GOES_ON
 
-    def _coded(self, request: Request, code: int, now_ms: int) -> Outcome:
+    def _coded(self, request: Request, code: int, now_ms: int, retry_ms: int = 0) -> Outcome:
         act = action(code)
         if act is Action.NONE:
             self._requests.pending(request, now_ms)
@@ -217,7 +240,7 @@ class Move:
                 return self._failed(code)
             self._hello(now_ms)
         else:
-            self._requests.later(request, now_ms)
+            self._requests.later(request, now_ms, retry_ms)
         return Outcome.GOES_ON
 
     def _failed(self, code: int) -> Outcome:

@@ -30,6 +30,26 @@ class Timing:
     repeat_min_ms: int = 2_000
     repeat_max_ms: int = 30_000
     max_body_bytes: int = 61_440
+    heartbeat_floor_ms: int = 15_000
+    heartbeat_ceiling_ms: int = 240_000
+    connect_delay_ms: int = 250
+    connect_timeout_ms: int = 5_000
+
+    def tune(self, ack: pb.ACKMsg) -> None:
+        """Takes over what the answer to Login or ReConn told. 0 tells nothing; but beside an interval a delay of 0 is a
+        time, too, and no bounds mean that the interval stands as it is."""
+        if ack.heartbeat_ms or ack.reconnect_delay_ms:
+            self.reconnect_delay_ms = ack.reconnect_delay_ms
+        if ack.heartbeat_ms:
+            self.heartbeat_ms = ack.heartbeat_ms
+            self.heartbeat_ceiling_ms = ack.heartbeat_ceiling_ms or ack.heartbeat_ms
+            self.heartbeat_floor_ms = ack.heartbeat_floor_ms or ack.heartbeat_ms
+        self.resume_window_ms = ack.resume_window_ms or self.resume_window_ms
+        self.repeat_min_ms = ack.repeat_min_ms or self.repeat_min_ms
+        self.repeat_max_ms = max(ack.repeat_max_ms or self.repeat_max_ms, self.repeat_min_ms)
+        self.max_body_bytes = ack.max_body_bytes or self.max_body_bytes
+        self.connect_delay_ms = ack.connect_delay_ms or self.connect_delay_ms
+        self.connect_timeout_ms = ack.connect_timeout_ms or self.connect_timeout_ms
 
     def backoff_ms(self, times: int, chance: Chance) -> int:
         """repeat_min × 2^times, at most repeat_max, less up to a quarter by chance."""
@@ -103,10 +123,10 @@ class Requests:
         request.unanswered = 1
         request.due_ms = now_ms + self._timing.backoff_ms(0, self._chance)
 
-    def later(self, request: Request, now_ms: int) -> None:
-        """It was answered "later": the same again after a back-off."""
+    def later(self, request: Request, now_ms: int, told_ms: int = 0) -> None:
+        """It was answered "later": the same again after the time told, else after a back-off."""
         request.unanswered = 0
-        request.due_ms = now_ms + self._timing.later_ms(request.later, self._chance)
+        request.due_ms = now_ms + (told_ms or self._timing.later_ms(request.later, self._chance))
         request.later += 1
 
     def expire(self, now_ms: int) -> list[bytes] | None:

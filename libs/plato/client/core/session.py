@@ -9,8 +9,9 @@
     any ──> STOPPED at a code of the range "stop" in a Kick or an Error, at logout, at close
     LIVE ── Redirect: a second link commits elsewhere meanwhile (moving.py) ──> LIVE, on that link
 
-HELLO sends ReConn if a session is known, else Login. COMMITTING has sent the first Sync, which commits (R2); its answer
-makes the session the one that a later ReConn names. LIVE sends the outbox, pulls gaps, acknowledges pushes, beats.
+CONNECTING races over the round's gateways (race.py). HELLO sends ReConn if a session is known, else Login. COMMITTING has
+sent the first Sync, which commits (R2); its answer makes the session the one that a later ReConn names. LIVE sends the
+outbox, pulls gaps, acknowledges pushes, beats.
 Only answers, frames and ticks move the machine; each call gets the clock's reading (monotonic, ms) and adds to one
 `Effects`, which the edge takes when its round ends and makes durable before it sends or tells anything of it.
 
@@ -20,69 +21,37 @@ What flows on a committed connection is traffic.py's. Memory: see there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from plato.client.api import Phase, State, Stopped
+from plato.client.api import State, Stopped
 from plato.client.core import wire
+from plato.client.core.backoff import Backoff
 from plato.client.core.gateways import Gateways
+from plato.client.core.heartbeat import Heartbeat
 from plato.client.core.inbox import Thread
 from plato.client.core.model import Effects, Entry, Session, Snapshot, StateChanged
-from plato.client.core.moving import Move, Outcome, ways
+from plato.client.core.moving import Move, Outcome, polls, ways
 from plato.client.core.moving import Step as MoveStep
-from plato.client.core.repeats import Chance, Request, Timing, jittered_ms
+from plato.client.core.race import Race
+from plato.client.core.repeats import Chance, Request, Timing
+from plato.client.core.steps import LINKED, PHASES, Step
 from plato.client.core.traffic import Traffic
 from plato.core.codes import Action, Code, action
 from plato.core.errors import PeerError
 from plato.wire.v1 import client_pb2 as pb
 
-CONNECT_MS: Final = 5_000
-BACKOFF_MIN_MS: Final = 250
-BACKOFF_MAX_MS: Final = 5_000
-"""Between rounds in which nobody told a code: nothing listens, or what does is mute. Who is back is found soon."""
-TOLD_BACKOFF_MAX_MS: Final = 30_000
-"""Between rounds in which a code sent us away, and between connections that do not stay: who answers is to be spared."""
+FRESH_LIST_MS: Final = 5_000
+"""A list that is asked for as a wait of this length begins is still fresh at its end."""
 HURRY_MS: Final = 1_000
 """Rounds that `hurry` begins are at least so far apart, however often it is called."""
-STAYED_MS: Final = 2_000
-"""A connection that stayed this long counts as a success."""
-BRIEF_FREE: Final = 4
-"""So many in a row may not stay before the next one is put off: gateways that die one after another are no fault of the
-one that is tried next, but who lets us in and throws us out again and again is to be spared."""
 HELLOS_PER_LINK: Final = 3
 VERSION: Final = "plato-python/1"
 CONNECTION_STOP_MAX: Final = 419
 """STOP codes up to this one concern the connection, those above it a message or a request."""
 _TOKEN_CODES: Final = frozenset({Code.TOKEN_EXPIRED, Code.TOKEN_NOT_YET_VALID, Code.TOKEN_INVALID, Code.GUESTS_OFF})
 _NUMBERED: Final = frozenset({pb.PUSH, pb.NOTIFY, pb.RECEIPT})
-
-
-class Step(Enum):
-    """Where the machine stands; see the drawing above."""
-
-    WAITING = "waiting"
-    LISTING = "listing"
-    TOKEN = "token"
-    CONNECTING = "connecting"
-    HELLO = "hello"
-    COMMITTING = "committing"
-    LIVE = "live"
-    STOPPED = "stopped"
-
-
-_PHASES: Final = {
-    Step.WAITING: Phase.OFFLINE,
-    Step.LISTING: Phase.CONNECTING,
-    Step.TOKEN: Phase.CONNECTING,
-    Step.CONNECTING: Phase.CONNECTING,
-    Step.HELLO: Phase.LOGGING_IN,
-    Step.COMMITTING: Phase.LOGGING_IN,
-    Step.LIVE: Phase.ONLINE,
-    Step.STOPPED: Phase.STOPPED,
-}
-_LINKED: Final = (Step.HELLO, Step.COMMITTING, Step.LIVE)
 
 
 class Machine:
@@ -96,26 +65,27 @@ class Machine:
         listing: bool,
         chance: Chance,
         platform: str = "python",
+        transport: str = "tcp",
         network: str = "",
     ) -> None:
-        """gateways: addresses that the user named. listing: there is an ipconfig to ask. chance: gives [0, 1)."""
+        """gateways: addresses that the user named. listing: there is an ipconfig to ask. chance: gives [0, 1). transport:
+        what an address without a scheme means. network: the kind of network, as the application names it."""
         self.timing = Timing()
         self.device_id = snapshot.device_id
         self.link_no = 0
-        """The link that may speak; rises with each attempt, events of an older one are ignored."""
+        """The link that may speak, or the newest attempt at one."""
         self.moves = 0
         """How often a Redirect took this client to another gateway; its state was ONLINE all the time."""
         self._last_link_no = 0
         self._move: Move | None = None
         self._first_gone = False  # the link that stood is gone, the move's commit may come any moment
-        self._synced_elsewhere = (
-            False  # a second link sent its Sync and has not answered: it may have replaced the first
-        )
+        self._synced_elsewhere = False  # a second link's Sync is unanswered: it may have replaced the first
         self._told_replaced = False  # it has, or somebody else
         self._chance = chance
         self._listing = listing
         self._platform = platform
-        self._network = network
+        self._transport = transport
+        self._heartbeat = Heartbeat(snapshot.learnt, network, self.timing, chance)
         self._traffic = Traffic(snapshot, self.timing, chance)
         self._requests = self._traffic.requests
         self._session = snapshot.session
@@ -123,15 +93,14 @@ class Machine:
         self._token: str | None = None
         self._token_refused = False  # since the last commit
         self._book = Gateways(gateways, snapshot.gateways, snapshot.last_gateway)
+        self._race = Race(self._book, self.timing)
         self._list: Sequence[str] | None = None  # a fresh one, until a round takes it
         self._list_asked = False
         self._step = Step.WAITING
-        self._until_ms = 0  # WAITING, CONNECTING: when it is over
+        self._until_ms = 0  # WAITING: when it is over
         self._address: str | None = None
-        self._attempts = 0  # failed rounds in a row
-        self._brief = 0  # connections in a row that did not stay
+        self._backoff = Backoff(chance)
         self._round_ms = -HURRY_MS  # when the last round began
-        self._told = False  # a code came in this round
         self._live_since_ms = 0
         self._hellos = 0  # on this link
         self._beat_ms = 0  # when the next heartbeat is due
@@ -150,7 +119,7 @@ class Machine:
     @property
     def state(self) -> State:
         """The connection's state for the application."""
-        return State(_PHASES[self._step], self._code, self._address, self.user, self._detail)
+        return State(PHASES[self._step], self._code, self._address, self.user, self._detail)
 
     @property
     def next_round_ms(self) -> int | None:
@@ -212,8 +181,11 @@ class Machine:
         if self._move is not None and link_no == self._move.link_no:
             self._move.opened(now_ms)
             return True
-        if link_no != self.link_no or self._step is not Step.CONNECTING:
+        address = self._race.won(link_no)
+        if address is None:
             return False
+        self.link_no, self._address = link_no, address
+        self._out.give_up += self._race.cancel()
         self._step = Step.HELLO
         self._hellos = 1
         self._hello(now_ms)
@@ -223,7 +195,10 @@ class Machine:
         """The link could not be opened, or is gone."""
         if self._move is not None and link_no == self._move.link_no:
             self._way_failed(now_ms)
-        elif link_no == self.link_no and self._step in (Step.CONNECTING, *_LINKED):
+        elif self._race.failed(link_no, now_ms):
+            self._run_race(now_ms)
+        elif link_no == self.link_no and self._step in LINKED:
+            self._heartbeat.lost(silent=True)
             self._lost(now_ms)
 
     def frames(self, link_no: int, payloads: Iterable[bytes], now_ms: int) -> None:
@@ -233,13 +208,21 @@ class Machine:
                 self._moving(self._move.frame(payload, now_ms), now_ms)
                 if link_no != self.link_no:
                     continue
-            if self._first_gone or link_no != self.link_no or self._step not in _LINKED:
+            if self._first_gone or link_no != self.link_no or self._step not in LINKED:
                 return
+            self._heartbeat.heard(now_ms)
             try:
                 self._frame(payload, now_ms)
             except (PeerError, DecodeError):
                 self._note_code(int(Code.MALFORMED))
                 self._drop(now_ms)
+
+    def network_changed(self, network: str, now_ms: int) -> None:
+        """The device is in another kind of network: the connection of the one before is gone, said or not."""
+        if self._heartbeat.move(network):
+            if self._step in LINKED:
+                self._drop(now_ms)
+            self.hurry(now_ms)
 
     def hurry(self, now_ms: int) -> None:
         """The user is waiting: the next round begins now, or HURRY_MS after the last one."""
@@ -252,28 +235,30 @@ class Machine:
             if now_ms >= self._until_ms:
                 self._begin_round(now_ms)
         elif self._step is Step.CONNECTING:
-            if now_ms >= self._until_ms:
-                self._drop(now_ms)
+            self._run_race(now_ms)
         elif self._first_gone and self._move is not None:
             self._moving(self._move.tick(now_ms), now_ms)
-        elif self._step in _LINKED:
+        elif self._step in LINKED:
             if self._move is not None and self._move.running:
                 self._moving(self._move.tick(now_ms), now_ms)
             again = self._requests.expire(now_ms)
             if again is None or (self._step is Step.LIVE and not self._traffic.outbox.expire(now_ms)):
                 self._book.avoid(self._address)
+                self._heartbeat.lost(silent=True)
                 self._drop(now_ms)
                 return
             self._out.frames += again
             if self._step is Step.LIVE and now_ms >= self._beat_ms:
-                self._beat_ms = now_ms + self._heartbeat_ms()
-                self._traffic.beat(now_ms)
+                self._beat_ms = self._heartbeat.next_ms(now_ms)
+                self._traffic.beat(now_ms, self._heartbeat.wish())
 
     def deadline_ms(self) -> int | None:
         """When `tick` has something to do next; None: time decides nothing now."""
-        if self._step in (Step.WAITING, Step.CONNECTING):
+        if self._step is Step.WAITING:
             return self._until_ms
-        if self._step not in _LINKED:
+        if self._step is Step.CONNECTING:
+            return self._race.deadline_ms()
+        if self._step not in LINKED:
             return None
         moments = [] if self._first_gone else [self._requests.deadline_ms()]
         if self._move is not None and self._move.running:
@@ -313,7 +298,8 @@ class Machine:
         if self._step is Step.STOPPED:
             return
         self._end_session()
-        self._out.connect = None
+        self._out.give_up += self._race.cancel()
+        self._out.connects = []
         self._out.want_list = self._out.want_token = False
         self._out.close = True
         self._step = Step.STOPPED
@@ -325,6 +311,10 @@ class Machine:
     def take(self, now_ms: int) -> Effects:
         """Ends the round: what is to be done now."""
         self._traffic.flush(now_ms)
+        if self._out.frames:
+            self._heartbeat.spoke(now_ms)
+        if (learnt := self._heartbeat.take()) is not None:
+            self._out.writes.meta["learnt"] = learnt
         state = self.state
         if state != self._shown:
             self._shown = state
@@ -344,7 +334,7 @@ class Machine:
 
     def _begin_round(self, now_ms: int) -> None:
         self._round_ms = now_ms
-        self._told = False
+        self._backoff.begin_round()
         if self._listing and self._list is None:
             self._step = Step.LISTING
             self._ask_list()
@@ -366,15 +356,18 @@ class Machine:
             self._step = Step.TOKEN
             self._ask_token()
             return
-        address = self._book.take()
-        if address is None:
-            self._wait_longer(now_ms)
-            return
-        self.link_no = self._new_link_no()
-        self._address = address
         self._step = Step.CONNECTING
-        self._until_ms = now_ms + CONNECT_MS
-        self._out.connect = (self.link_no, address)
+        self._run_race(now_ms)
+
+    def _run_race(self, now_ms: int) -> None:
+        """Gives up what took too long, begins what is due."""
+        self._out.give_up += self._race.expire(now_ms)
+        while (address := self._race.next(now_ms)) is not None:
+            self.link_no, self._address = self._new_link_no(), address
+            self._race.started(self.link_no, address, now_ms)
+            self._out.connects.append((self.link_no, address))
+        if self._race.lost:
+            self._wait_longer(now_ms)
 
     def _new_link_no(self) -> int:
         self._last_link_no += 1
@@ -382,19 +375,16 @@ class Machine:
 
     def _wait_longer(self, now_ms: int) -> None:
         """A round failed: exponential back-off, then a fresh list."""
-        if not self._told:
+        if not self._backoff.told:
             self._code = None  # an older code is not why
-        most_ms = TOLD_BACKOFF_MAX_MS if self._told else BACKOFF_MAX_MS
-        delay_ms = jittered_ms(BACKOFF_MIN_MS, most_ms, self._attempts, self._chance)
-        self._attempts += 1
-        self._wait(now_ms, delay_ms)
+        self._wait(now_ms, self._backoff.failed_ms())
 
     def _wait(self, now_ms: int, delay_ms: int) -> None:
         self._step = Step.WAITING
         self._address = None
         self._until_ms = now_ms + delay_ms
         self._list = None
-        if delay_ms <= CONNECT_MS:
+        if delay_ms <= FRESH_LIST_MS:
             self._ask_list()  # so that it is there when the wait ends; after a longer one it would be old
 
     def _drop(self, now_ms: int) -> None:
@@ -408,19 +398,15 @@ class Machine:
         if was is Step.LIVE and self._move is not None and self._move.running:
             self._first_gone = True
             return
+        self._heartbeat.lost(silent=False)
         self._end_session()
         if self._logging_out:
             self.stop(int(Code.LOGGED_OUT))
         elif was is not Step.LIVE:
             self._next_gateway(now_ms)
         else:
-            delay_ms = int(self._chance() * self.timing.reconnect_delay_ms)
-            self._attempts = 0
-            self._brief = 0 if now_ms - self._live_since_ms >= STAYED_MS else self._brief + 1
-            if self._brief > BRIEF_FREE:
-                more = self._brief - BRIEF_FREE - 1
-                delay_ms += jittered_ms(BACKOFF_MIN_MS, TOLD_BACKOFF_MAX_MS, more, self._chance)
-            self._wait(now_ms, delay_ms)
+            stood_ms = now_ms - self._live_since_ms
+            self._wait(now_ms, self._backoff.lost_ms(stood_ms, self.timing.reconnect_delay_ms))
 
     def _end_session(self) -> None:
         self._stay()
@@ -434,14 +420,19 @@ class Machine:
         self._out.fresh_token = self._token_refused
 
     def _hello(self, now_ms: int) -> None:
+        self._heartbeat.enter((self._address or "").rpartition("://")[0] or self._transport)
         if self._session is not None:
-            frame = wire.reconn(self._session.conn_id, self._session.secret)
+            frame = self._reconn(self._session)
             self._out.frames.append(self._requests.ask(pb.RECONN, 0, frame, now_ms))
         elif self._token is not None:
-            frame = wire.login(self.device_id, self._token, self._platform, self._network, VERSION)
+            beat = self._heartbeat
+            frame = wire.login(self.device_id, self._token, self._platform, beat.network, VERSION, beat.wish())
             self._out.frames.append(self._requests.ask(pb.LOGIN, 0, frame, now_ms))
         else:
             self._ask_token()
+
+    def _reconn(self, session: Session) -> bytes:
+        return wire.reconn(session.conn_id, session.secret, self._heartbeat.network, self._heartbeat.wish())
 
     def _hello_again(self, now_ms: int) -> None:
         """Login or ReConn anew on this socket; a socket on which that does not help is left."""
@@ -485,6 +476,7 @@ class Machine:
 
     def _committed(self, run: int, push_no: int, now_ms: int) -> None:
         """The first Sync was answered: this session is the one to resume, and the outbox goes out again, in order."""
+        self._heartbeat.begin(now_ms, at_once=self._backoff.clean)
         self._stands(now_ms)
         self._traffic.begin(run, push_no)
         if self._logging_out:
@@ -501,19 +493,33 @@ class Machine:
             self._out.writes.meta["session"] = f"{self._session.conn_id} {self._session.secret.hex()}"
         if self._address is not None and self._book.served(self._address):
             self._out.writes.meta["last_gateway"] = self._address
-        self._beat_ms = now_ms + self._heartbeat_ms()
+        self._beat_ms = self._heartbeat.next_ms(now_ms)
 
     # ── going over to another gateway ────────────────────────────────────────────────────────────────────
 
     def _redirected(self, redirect: pb.RedirectMsg, now_ms: int) -> None:
         """This gateway is about to close: go on through another one, and leave it when that stands."""
-        if self._step is not Step.LIVE or self._move is not None or self._logging_out:
-            return
-        if self._session is None or self._address is None:
-            return
-        found = ways(redirect, self._address, self._network, self._chance)
-        self._move = Move(self._session, self._address, found, self._traffic, self.timing, self._chance)
+        if self._address is not None:
+            self._out.polls |= polls(redirect, self._address, self._transport)
+            found = ways(redirect, self._address, self._transport, self._chance)
+            self._begin_move(self._address, found, now_ms)
+
+    def reopen(self, now_ms: int) -> bool:
+        """Goes over to a second link to the present gateway, if that one commits: there may be a better way to it now. False:
+        no connection stands, or it is going elsewhere."""
+        if self._address is None or not self._begin_move("", [self._address], now_ms):
+            return False
+        if self._move is not None:
+            self._move.listed = True  # this way or none
+        return True
+
+    def _begin_move(self, current: str, addresses: Sequence[str], now_ms: int) -> bool:
+        if self._step is not Step.LIVE or self._move is not None or self._logging_out or self._session is None:
+            return False
+        frame = self._reconn(self._session)
+        self._move = Move(self._session, frame, current, addresses, self._traffic, self.timing, self._chance)
         self._next_way(now_ms)
+        return True
 
     def _next_way(self, now_ms: int) -> None:
         move = self._move
@@ -562,8 +568,10 @@ class Machine:
         move, self._move, self._first_gone = self._move, None, False
         assert move is not None
         assert move.sync is not None  # a commit answers our Sync
+        self._heartbeat.lost(silent=False)
         if move.welcome is not None:
             self._tune(move.welcome)
+        self._heartbeat.begin(now_ms, at_once=False)
         self.moves += 1
         self.link_no, self._address, self._candidate = move.link_no, move.address, move.candidate
         self._stands(now_ms)
@@ -581,7 +589,7 @@ class Machine:
 
     def _note_code(self, code: int) -> None:
         self._code = code
-        self._told = True
+        self._backoff.told = True
 
     def _forget_session(self) -> None:
         if self._session is not None:
@@ -589,19 +597,8 @@ class Machine:
             self._out.writes.meta["session"] = ""
 
     def _tune(self, ack: pb.ACKMsg) -> None:
-        """Takes over what the server told; 0 tells nothing, save that a delay of 0 beside an interval is a time, too."""
-        timing = self.timing
-        if ack.heartbeat_ms or ack.reconnect_delay_ms:
-            timing.reconnect_delay_ms = ack.reconnect_delay_ms
-        timing.heartbeat_ms = ack.heartbeat_ms or timing.heartbeat_ms
-        timing.resume_window_ms = ack.resume_window_ms or timing.resume_window_ms
-        timing.repeat_min_ms = ack.repeat_min_ms or timing.repeat_min_ms
-        timing.repeat_max_ms = max(ack.repeat_max_ms or timing.repeat_max_ms, timing.repeat_min_ms)
-        timing.max_body_bytes = ack.max_body_bytes or timing.max_body_bytes
-
-    def _heartbeat_ms(self) -> int:
-        """The told interval, up to a tenth earlier, so that clients do not beat in step."""
-        return int(self.timing.heartbeat_ms * (1 - self._chance() / 10))
+        self.timing.tune(ack)
+        self._heartbeat.granted()
 
     # ── frames and codes ─────────────────────────────────────────────────────────────────────────────────
 
@@ -644,7 +641,7 @@ class Machine:
         if request is None:
             return
         if ack.Code or ack.Type == pb.PULL:
-            self._coded(request, ack.Code, now_ms)
+            self._coded(request, ack.Code, now_ms, ack.retry_ms)
         elif ack.Type in (pb.LOGIN, pb.RECONN):
             self._requests.done(ack.Type, ack.ref)
             self._welcomed(ack, now_ms)
@@ -654,7 +651,10 @@ class Machine:
                 self._committed(ack.run, ack.push_no, now_ms)
         elif ack.Type == pb.HEARTBEAT:
             self._requests.done(ack.Type, ack.ref)
-            self.timing.heartbeat_ms = ack.heartbeat_ms or self.timing.heartbeat_ms
+            if ack.heartbeat_ms and ack.heartbeat_ms != self.timing.heartbeat_ms:
+                self.timing.heartbeat_ms = ack.heartbeat_ms
+                self._beat_ms = self._heartbeat.next_ms(now_ms)
+            self._heartbeat.granted()
             self._traffic.newest(ack.run, ack.push_no, now_ms)
         elif ack.Type == pb.LOGOUT:
             self.stop(int(Code.LOGGED_OUT))
@@ -679,7 +679,7 @@ class Machine:
         else:
             self._traffic.pulled(page, request, now_ms)
 
-    def _coded(self, request: Request, code: int, now_ms: int) -> None:
+    def _coded(self, request: Request, code: int, now_ms: int, retry_ms: int = 0) -> None:
         """A request was answered with something else than its result."""
         act = action(code)
         if act is Action.NONE:
@@ -696,7 +696,7 @@ class Machine:
         elif code == Code.TRY_AGAIN and request.kind == pb.SYNC and self._step is Step.COMMITTING:
             self._hello_again(now_ms)
         else:
-            self._requests.later(request, now_ms)
+            self._requests.later(request, now_ms, retry_ms)
             if code == Code.SYNC_FIRST and request.kind != pb.SYNC:
                 self._traffic.resync(now_ms)
 
@@ -706,6 +706,8 @@ class Machine:
         if request is None and not error.ref:
             request = self._requests.only(error.type)
         act = action(error.code)
+        if error.retry_ms:
+            self._backoff.stay_away(error.retry_ms)
         if act is Action.LOGIN and request is None and self._step is not Step.LIVE:
             return  # it answers what was sent before our Login or ReConn and says nothing about that
         if act in (Action.RECONNECT, Action.LOGIN) or (act is Action.STOP and error.code <= CONNECTION_STOP_MAX):
@@ -730,6 +732,6 @@ class Machine:
         elif act is Action.LOGIN:
             self._log_in_again(code, now_ms)
         else:
-            if code in (Code.GATEWAY_CLOSING, Code.GATEWAY_FULL):
+            if code in (Code.GATEWAY_CLOSING, Code.GATEWAY_FULL, Code.ADDRESS_BUSY):
                 self._book.avoid(self._address)
             self._drop(now_ms)

@@ -127,10 +127,11 @@ class Traffic:
             self.out.writes.places[conversation_id] = self._place(conversation_id)
         self._dirty.clear()
 
-    def beat(self, now_ms: int) -> None:
-        """A heartbeat, unless one is unanswered: that one is repeated anyway."""
+    def beat(self, now_ms: int, wish_ms: int = 0) -> None:
+        """A heartbeat, unless one is unanswered: that one is repeated anyway. wish_ms: the interval to keep; 0: any."""
         if self.requests.find(pb.HEARTBEAT, 0) is None:
-            self.out.frames.append(self.requests.ask(pb.HEARTBEAT, 0, wire.heartbeat(*self._line.stored), now_ms))
+            frame = wire.heartbeat(*self._line.stored, wish_ms)
+            self.out.frames.append(self.requests.ask(pb.HEARTBEAT, 0, frame, now_ms))
 
     def arrived(self, cmd: pb.MsgCmd, now_ms: int) -> bool:
         """A numbered frame. False: it is of a lower run, ignore it."""

@@ -20,23 +20,29 @@ def _cmd(kind: pb.CmdType.ValueType, inner: bytes) -> bytes:
     return pb.MsgCmd(Type=kind, Payload=inner).SerializeToString()
 
 
-def login(device_id: int, token: str, platform: str, network: str, version: str) -> bytes:
-    """Login of a device."""
+def login(device_id: int, token: str, platform: str, network: str, version: str, heartbeat_ms: int = 0) -> bytes:
+    """Login of a device. heartbeat_ms: the interval learnt for this network; 0: none."""
     inner = pb.LoginMsg(
-        Head=pb.LoginMsgHead(DeviceID=device_id), token=token, platform=platform, network=network, version=version
+        Head=pb.LoginMsgHead(DeviceID=device_id),
+        token=token,
+        platform=platform,
+        network=network,
+        version=version,
+        heartbeat_ms=heartbeat_ms,
     )
     return _cmd(pb.LOGIN, inner.SerializeToString())
 
 
-def reconn(conn_id: int, secret: bytes) -> bytes:
-    """ReConn into the session that `conn_id` last committed."""
-    inner = pb.ReConnMsg(Head=pb.ReConnMsgHead(ConnID=conn_id), secret=secret)
+def reconn(conn_id: int, secret: bytes, network: str = "", heartbeat_ms: int = 0) -> bytes:
+    """ReConn into the session that `conn_id` last committed. network, heartbeat_ms: as in `login`."""
+    head = pb.ReConnMsgHead(ConnID=conn_id)
+    inner = pb.ReConnMsg(Head=head, secret=secret, network=network, heartbeat_ms=heartbeat_ms)
     return _cmd(pb.RECONN, inner.SerializeToString())
 
 
-def heartbeat(run: int, push_no: int) -> bytes:
-    """Heartbeat with the newest (run, push_no) whose content is stored."""
-    inner = pb.HeartbeatMsg(Head=pb.HeartbeatMsgHead(), run=run, push_no=push_no)
+def heartbeat(run: int, push_no: int, heartbeat_ms: int = 0) -> bytes:
+    """Heartbeat with the newest (run, push_no) whose content is stored, and the interval that is wished for (0: none)."""
+    inner = pb.HeartbeatMsg(Head=pb.HeartbeatMsgHead(), run=run, push_no=push_no, heartbeat_ms=heartbeat_ms)
     return _cmd(pb.HEARTBEAT, inner.SerializeToString())
 
 

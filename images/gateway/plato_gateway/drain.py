@@ -142,6 +142,11 @@ class GatewayDrain:
             self._cuts[lane.index, lane.boot] = held.cut
             self._core.here((c for w in self._workers.values() for c in w.conn_ids), _now_ms())
 
+    def ask_who_is_here(self) -> None:
+        """Has every worker say it anew; it comes to `held`."""
+        for lane in self._lanes.values():
+            self._tell(lane, self._core.mode(_now_ms()))
+
     # ── what it says ─────────────────────────────────────────────────────────────────────────────────────────
 
     @property

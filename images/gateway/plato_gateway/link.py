@@ -39,6 +39,7 @@ from .drain import GatewayDrain
 from .lane import BUFFER_BYTES, address
 from .load import LinkCollector, Load
 from .preflight import StartError, port_error, run_dir_error
+from .shed import GatewayShed
 from .stream import ShardStream
 
 RESERVE_EVERY_S: Final = 1.0
@@ -183,6 +184,14 @@ class Link:
         self.drain = GatewayDrain(
             settings, self.lanes, self.streams, lambda slot: self._table[slot], lambda: source.gone, on_over
         )
+        self.shed = GatewayShed(
+            settings,
+            self.lanes,
+            self.streams,
+            lambda slot: self._table[slot],
+            self.drain.ask_who_is_here,
+            self.not_ready,
+        )
 
     # ── start and end ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -197,7 +206,11 @@ class Link:
         self._server = await loop.create_unix_server(lambda: WorkerLane(self), sock=sock)
         self._collector = LinkCollector(self.load, self.streams, self.drain, self._reserved_ahead_s)
         REGISTRY.register(self._collector)
-        routes = [Route("/v1/load", self._load_report), report.route(self._settings, self.report)]
+        routes = [
+            Route("/v1/load", self._load_report),
+            report.route(self._settings, self.report),
+            self.shed.route(report.guard(self._settings)),
+        ]
         application = admin.app(self.not_ready, routes)
         self._admin = admin.HttpServer(
             application, gateway.admin_host, gateway.admin_port, self._tls.serve() if self._tls is not None else None
@@ -216,6 +229,7 @@ class Link:
             group.create_task(forever("reserve", self._reserve()), name="reserve")
             group.create_task(forever("tick", self._tick()), name="tick")
             group.create_task(forever("drain", self.drain.run()), name="drain")
+            group.create_task(forever("shed", self.shed.run()), name="shed")
 
     async def _watch_streams(self) -> None:
         """Raises what ended a stream's task: a link does not run on with a part of it dead."""
@@ -393,6 +407,7 @@ class Link:
             case lanes.Held():
                 if self.lanes.get(lane.index) is lane:
                     self.drain.held(lane, message)
+                    self.shed.held(lane, message)
             case lanes.Hello():
                 self._on_hello(lane, message)
             case _:

@@ -135,6 +135,8 @@ class ShardStream:
         self._queue: deque[_Queued] = deque()
         self._redirect: list[int] = []
         """conn_ids to name to the shard with the next batch; one batch's worth at a time."""
+        self._shed: state_pb2.Shed | None = None
+        """Who is asked to go elsewhere with the next batch; likewise."""
         self._untaken: deque[_Untaken] = deque()
         self._batch_no = 0
         self._taken = 0
@@ -164,6 +166,14 @@ class ShardStream:
         if not self.attached or self._redirect:
             return False
         self._redirect = conn_ids
+        self._wake.set()
+        return True
+
+    def shed(self, conn_ids: list[int], to: tuple[str, ...]) -> bool:
+        """Names connections whose clients may go to the gateways `to`. False: as for `redirect`."""
+        if not self.attached or self._shed is not None:
+            return False
+        self._shed = state_pb2.Shed(conn_ids=array("Q", conn_ids).tobytes(), to=to)
         self._wake.set()
         return True
 
@@ -259,6 +269,7 @@ class ShardStream:
         self.counts.events_dropped += sum(len(q.events.kinds) for q in self._queue)
         self._queue.clear()
         self._redirect = []
+        self._shed = None
         self._untaken.clear()
         if was:
             self._on_change(self)
@@ -282,13 +293,16 @@ class ShardStream:
             while True:
                 if self._queue and len(self._untaken) < MAX_UNTAKEN:
                     batch = self._next_batch()
-                elif self._taken > self._taken_sent or self._redirect:
+                elif self._taken > self._taken_sent or self._redirect or self._shed is not None:
                     batch = state_pb2.LinkBatch()
                 else:
                     break
                 if self._redirect:
                     batch.redirect = array("Q", self._redirect).tobytes()
                     self._redirect = []
+                if self._shed is not None:
+                    batch.shed.CopyFrom(self._shed)
+                    self._shed = None
                 batch.taken = self._taken_sent = self._taken
                 await call.write(batch)
 

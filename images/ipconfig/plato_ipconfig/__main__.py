@@ -24,6 +24,7 @@ from plato_ipconfig.dispatch import Atlas, Dispatch
 from plato_ipconfig.door import Door
 from plato_ipconfig.gauges import Gauges
 from plato_ipconfig.geo import Geo
+from plato_ipconfig.rebalance import Rebalance
 from plato_ipconfig.source import LoadSource
 from plato_ipconfig.switch import Switch
 
@@ -61,16 +62,12 @@ async def main(settings: Settings) -> int:
     REGISTRY.register(Gauges(dispatch))
     own_tls = tls.internal(settings.tls.internal_dir)
     shown = own_tls.serve() if own_tls is not None else None
+    rebalance = Rebalance(dispatch, settings.process.admin_tokens_dir, own_tls)
+    operators = internal(ip_list, report.guard(settings), rebalance.route)
     servers: list[HttpServer] = []
     try:
         for key, application, host, port, context in (
-            (
-                "ipconfig.internal_port",
-                internal(ip_list, report.guard(settings)),
-                own.internal_host,
-                own.internal_port,
-                shown,
-            ),
+            ("ipconfig.internal_port", operators, own.internal_host, own.internal_port, shown),
             ("ipconfig.port", public(ip_list, settings.gateway.ws_origins), own.host, own.port, None),
         ):
             server = HttpServer(application, host, port, context, proxies=key == "ipconfig.internal_port")

@@ -191,7 +191,8 @@ def _answer(code: Code, status: int, headers: dict[str, str]) -> Response:
 
 
 def _entry(name: str, gateway: Gateway) -> dict[str, str | int]:
-    return {"name": name, "ip": gateway.ip, "port": gateway.tcp, "ws_port": gateway.ws, "zone": gateway.zone}
+    polls = {"poll_port": gateway.poll} if gateway.poll else {}
+    return {"name": name, "ip": gateway.ip, "port": gateway.tcp, "ws_port": gateway.ws, **polls, "zone": gateway.zone}
 
 
 def public(ip_list: IpList, origins: tuple[str, ...]) -> Starlette:

@@ -79,7 +79,7 @@ class Dispatch:
     def ranking(self, address: Address | None, zone: str = "", region: str = "") -> Ranking:
         """For a caller there. Before the first topology everything in it is empty."""
         override = self.switch.override
-        gateways = self._gateways()
+        gateways = self.gateways()
         spots = self._spots
         spot = self._spot(zone, region, self.geo.where(address))
         places = self.board.ranked(
@@ -99,15 +99,15 @@ class Dispatch:
 
     def filled(self) -> dict[str, Filled]:
         """How full the gateways are that serve and were heard lately."""
-        gateways, heard = self._gateways(), self.board.heard(self.now_ms())
+        gateways, heard = self.gateways(), self.board.heard(self.now_ms())
         return {
             name: Filled(load.connections, load.connections_max, gateways[name].zone)
             for name, load in heard.items()
             if name in gateways and gateways[name].state == SERVING and load.serving and load.connections_max > 0
         }
 
-    def _gateways(self) -> dict[str, Gateway]:
-        """Those of the record; keeps `_spots` of the same record."""
+    def gateways(self) -> dict[str, Gateway]:
+        """Those of the record, {} before the first one; keeps `_spots` of the same record."""
         try:
             record = self._topology.current()
         except Unavailable:

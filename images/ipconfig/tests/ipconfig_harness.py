@@ -23,6 +23,7 @@ from plato_ipconfig.core.rank import Board
 from plato_ipconfig.dispatch import Atlas, Dispatch
 from plato_ipconfig.door import Door
 from plato_ipconfig.geo import Geo
+from plato_ipconfig.rebalance import Rebalance
 from plato_ipconfig.switch import Switch
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -150,7 +151,11 @@ async def serving(record: Topology | None, folder: Path, **kinds: Any) -> AsyncI
     service = Service(record, folder, **kinds)
     servers = [
         HttpServer(public(service.list, ()), "127.0.0.1", service.public, proxies=False),
-        HttpServer(internal(service.list, service.guard), "127.0.0.1", service.internal),
+        HttpServer(
+            internal(service.list, service.guard, Rebalance(service.dispatch, None, None).route),
+            "127.0.0.1",
+            service.internal,
+        ),
     ]
     for server in servers:
         await server.start()

@@ -320,6 +320,34 @@ async def test_imbalance_and_how_gateways_are_seen_are_metrics(tmp_path: Path) -
         assert _gauge(service, "plato_ipconfig_map_loaded") == {(): 0.0}
 
 
+# ── rebalance ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_rebalance_tells_each_gateway_that_has_too_many_its_part_and_names_who_refuses(tmp_path: Path) -> None:
+    async with FakeAdmin() as ready, FakeAdmin() as busy:
+        busy.status, busy.answer = 409, {"error": "draining"}
+        record = topology(
+            gateway(0, f"127.0.0.1:{ready.port}"), gateway(1, f"127.0.0.1:{busy.port}"), gateway(2), gateway(3)
+        )
+        async with serving(record, tmp_path) as service:
+            for i, connections in enumerate([400, 300, 200, 100]):
+                service.board.observe(f"edge-{i}", Load(True, connections, 1_000 - connections), 0)
+            status, body, _ = await service.ask("POST", "/rebalance", body={"dry_run": True})
+            assert (status, ready.shed, busy.shed) == (200, [], [])
+            assert body["shifts"] == [
+                {"from": "edge-0", "to": "edge-3", "clients": 150},
+                {"from": "edge-1", "to": "edge-2", "clients": 50},
+            ]
+            status, body, _ = await service.ask("POST", "/rebalance", body={"pace_per_s": 7})
+            assert ready.shed == [{"shifts": [{"to": "edge-3", "clients": 150}], "pace_per_s": 7}]
+            assert list(body["refused"]) == ["edge-1"]
+            assert "draining" in body["refused"]["edge-1"]
+            assert (await service.ask("POST", "/rebalance", body={"least": 0}))[0] == 400
+            assert (await service.ask("POST", "/rebalance", body=[]))[0] == 400
+            service.let_in = False
+            assert (await service.ask("POST", "/rebalance"))[0] == 401
+
+
 # ── where the figures come from ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -335,10 +363,16 @@ class FakeAdmin:
         self.answer: Any = {}
         self.status = 200
         self.asked = 0
-        self._server = HttpServer(Starlette(routes=[Route("/v1/load", self._load)]), "127.0.0.1", self.port)
+        self.shed: list[Any] = []
+        routes = [Route("/v1/load", self._load), Route("/v1/shed", self._shed, methods=["POST"])]
+        self._server = HttpServer(Starlette(routes=routes), "127.0.0.1", self.port)
 
     async def _load(self, _: Request) -> Response:
         self.asked += 1
+        return JSONResponse(self.answer, status_code=self.status)
+
+    async def _shed(self, request: Request) -> Response:
+        self.shed.append(await request.json())
         return JSONResponse(self.answer, status_code=self.status)
 
     async def __aenter__(self) -> FakeAdmin:

@@ -63,7 +63,7 @@ class StateShard:
             self.shard, self.downlink, ports.sessions, router, ports.shards, ports.msg, ports.topology
         )
         self.uplink = Uplink(self.shard, self.downlink, self.sessions, ports.bus, ports.tokens)
-        self.uplink.redirect = Redirects(self.shard, self.sessions, ports.topology).order
+        self.uplink.redirect = Redirects(self.shard, self.sessions, ports.topology).handle
         recovery = Recovery(self.shard, self.uplink, self.sessions, self.downlink, ports.sessions, router)
         self.ownership = Ownership(self.shard, settings.process.uid, recovery, ports.sessions, ports.topology)
         self.sessions.suspect = self.ownership.suspect

@@ -114,8 +114,8 @@ class Uplink:
             LOGOUT: self._logout,
         }
         sessions.replay = self.frames
-        self.redirect: Callable[[LinkStream, bytes], None] = lambda _, __: None
-        """Handles the connections that a draining gateway names; set by service."""
+        self.redirect: Callable[[LinkStream, LinkBatch], None] = lambda _, __: None
+        """Handles the connections that a gateway would have elsewhere; set by service."""
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -139,8 +139,8 @@ class Uplink:
                     if link.closed_why:
                         return
                     begun = time.perf_counter()
-        if batch.redirect:
-            self.redirect(link, batch.redirect)
+        if batch.redirect or batch.HasField("shed"):
+            self.redirect(link, batch)
         if batch.batch_no:
             link.handled_batch(batch.batch_no)
 

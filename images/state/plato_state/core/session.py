@@ -532,6 +532,10 @@ class Connection:
         self.socket = False
         return [Close(self._error(Code.GATEWAY_CLOSING, LOGIN)), *self._socket_gone()]
 
+    def invited(self, frame: bytes) -> list[Action]:
+        """Another gateway has more left: a session is told, and may go. frame: the REDIRECT. Nobody else is asked."""
+        return [Send(frame)] if self.phase is Phase.LIVE and not self.guest and self.socket else []
+
     # ── frames in the wrong place ────────────────────────────────────────────────────────────────────────────
 
     def out_of_place(self, kind: Kind, ref: int = 0) -> list[Action]:

@@ -108,6 +108,7 @@ class LinkBatch(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
     REDIRECT_FIELD_NUMBER: _builtins.int
+    SHED_FIELD_NUMBER: _builtins.int
     batch_no: _builtins.int
     """1, 2, 3 … per stream; 0: nothing to take, control only"""
     taken: _builtins.int
@@ -120,6 +121,8 @@ class LinkBatch(_message.Message):
     def hello(self) -> Global___LinkHello: ...
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerEvents]: ...
+    @_builtins.property
+    def shed(self) -> Global___Shed: ...
     def __init__(
         self,
         *,
@@ -128,14 +131,42 @@ class LinkBatch(_message.Message):
         events: _abc.Iterable[Global___WorkerEvents] | None = ...,
         taken: _builtins.int = ...,
         redirect: _builtins.bytes = ...,
+        shed: Global___Shed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "shed", b"shed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_no", b"batch_no", "events", b"events", "hello", b"hello", "redirect", b"redirect", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_no", b"batch_no", "events", b"events", "hello", b"hello", "redirect", b"redirect", "shed", b"shed", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkBatch: _TypeAlias = LinkBatch  # noqa: Y015
+
+@_typing.final
+class Shed(_message.Message):
+    """Clients that are asked to go to gateways with more left; who has no session, or is a guest, stays. At most once: whoever
+    does not go is where it was. conn_ids: u64 LE; to: names of gateways, best first.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONN_IDS_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    conn_ids: _builtins.bytes
+    @_builtins.property
+    def to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        conn_ids: _builtins.bytes = ...,
+        to: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conn_ids", b"conn_ids", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Shed: _TypeAlias = Shed  # noqa: Y015
 
 @_typing.final
 class WorkerFrames(_message.Message):

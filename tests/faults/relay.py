@@ -66,6 +66,9 @@ class Relay:
         self.down_rule: Rule | None = None
         self.split_bytes = 0
         self.close_delay_s = 0.0
+        self.kill_after_bytes = 0
+        """A connection that carried so many bytes, both ways together, is reset: a network that kills sockets. 0: none."""
+        self.killed = 0
         self.refuse = False
         """True: new connections are reset at once."""
         self.accepted = 0
@@ -142,6 +145,7 @@ class _Pair:
         self.task = task
         self.is_cut = False
         self._relay = relay
+        self._carried_bytes = 0
         self._client = (reader, writer)
         self._writers = [writer]
         self._stopped = asyncio.Event()
@@ -205,6 +209,11 @@ class _Pair:
         size = self._relay.split_bytes or len(data)
         for at in range(0, len(data), size):
             if self.is_cut:
+                return
+            self._carried_bytes += len(data[at : at + size])
+            if 0 < self._relay.kill_after_bytes < self._carried_bytes:
+                self._relay.killed += 1
+                self.reset()
                 return
             writer.write(data[at : at + size])
             await writer.drain()

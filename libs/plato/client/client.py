@@ -89,9 +89,9 @@ class Client:
         """token: the user's token, or who gives one (TokenProvider); asked again when the platform refuses the last.
 
         store_path: the SQLite file of this device, made if missing, or ":memory:". gateways: a list of "host:port",
-        "tcp://host:port" or "ws://host:port/ws", tried when there is no list. ipconfig_url: where the list is asked. poll_port:
-        of long polling at the named gateways (lists tell it), to which the client goes by itself in a network that kills
-        sockets; transport "poll": nothing else, at "host:port" of it.
+        "tcp://host:port" or "ws://host:port/ws", tried when there is no list. ipconfig_url: where the list is asked.
+        poll_port: of long polling at the named gateways (lists tell it), which the client uses by itself in a network
+        that kills sockets; transport "poll" uses nothing else, and gateways are then addresses of that port.
         device_id: of a new store, else checked; by default drawn once. user: known before the first login, so that
         `send(to=…)` works before it; by default read from the store or from the token. network: the kind of
         network that this device is in now, as the application names it ("wifi", "cellular"); heartbeats are learnt for

@@ -57,8 +57,8 @@ def addresses(answer: Any, transport: str) -> list[str]:
 
 def polls(answer: Any, transport: str) -> dict[str, int]:
     """{address as `addresses` gives it: poll_port} of what `addresses` has read."""
-    found = {_address(e, transport): e.get("poll_port") for e in answer["data"] if isinstance(e, dict)}
-    return {address: int(port) for address, port in found.items() if address and str(port).isdecimal()}
+    found = {_address(e, transport): str(e.get("poll_port")) for e in answer["data"] if isinstance(e, dict)}
+    return {address: int(port) for address, port in found.items() if address and port.isdecimal()}
 
 
 def _address(entry: Any, transport: str) -> str:

@@ -373,7 +373,7 @@ async def test_somebody_elses_token_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "words"),
     [("foo", "host:port"), ("tcp://foo", "host:port"), ("foo:70000", "host:port"), (":8900", "host:port"),
-     ("ws://foo/ws", "host:port"), ("http://foo:80", "begins with")],
+     ("ws://foo/ws", "host:port"), ("udp://foo:80", "begins with")],
 )  # fmt: skip
 def test_an_impossible_gateway_is_told_at_once(address: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -505,8 +505,8 @@ class Machine:
             self._begin_move(self._address, found, now_ms)
 
     def reopen(self, now_ms: int) -> bool:
-        """Goes over to a second link to the present gateway, if that one commits: there may be a better way to it now. False:
-        no connection stands, or it is going elsewhere."""
+        """Goes over to a second link to the present gateway, if that one commits: there may be a better way to it now.
+        False: no connection stands, or it is going elsewhere."""
         if self._address is None or not self._begin_move("", [self._address], now_ms):
             return False
         if self._move is not None:

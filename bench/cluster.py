@@ -13,11 +13,11 @@ from plato.local.folder import LocalError
 from plato.runtime.settings import SettingsError
 
 from bench.loading import Process
-from bench.processes import BenchError, Pids, line_of, running, tell
+from bench.processes import BenchError, Pids, cpu_s, line_of, running, tell, tree_cpu_s
 from bench.programs import Programs
 
 SERVERS = ("postgres", "valkey", "kafka")
-"""Kinds whose own children count with them."""
+"""Kinds that serve by processes of their own, which come and go."""
 
 
 @contextlib.contextmanager
@@ -37,14 +37,23 @@ def cluster(folder: Path, settings: Mapping[str, Any]) -> Iterator[LocalCluster]
         made.down()
 
 
-def parts(running_cluster: LocalCluster) -> dict[str, list[int]]:
-    """Kind of process → pids, with the back ends of the servers."""
+def parts(made: LocalCluster) -> dict[str, list[int]]:
+    """Kind of process → pids."""
     found: dict[str, list[int]] = {}
-    for entry in running_cluster.status()["processes"]:
+    for entry in made.status()["processes"]:
         if entry["pid"] is not None:
-            kind, pid = str(entry["kind"]), int(entry["pid"])
-            found.setdefault(kind, []).extend(descendants(pid) if kind in SERVERS else [pid])
+            found.setdefault(str(entry["kind"]), []).append(int(entry["pid"]))
     return found
+
+
+def spent_s(pids: Pids) -> dict[str, float]:
+    """Per kind the CPU time so far, seconds. Raises BenchError when one of our processes ended."""
+    try:
+        return {
+            kind: sum(tree_cpu_s(pid) if kind in SERVERS else cpu_s(pid) for pid in some) for kind, some in pids.items()
+        }
+    except FileNotFoundError as e:
+        raise BenchError(f"a process of the cluster ended meanwhile ({e.filename})") from e
 
 
 def descendants(pid: int) -> list[int]:
@@ -82,8 +91,3 @@ def answer(people: Process, word: str) -> list[float]:
     if first != word:
         raise BenchError(f"{word!r} was awaited, {first!r} came")
     return [float(number) for number in rest]
-
-
-def named(pids: Pids, *names: str) -> Pids:
-    """Those parts that there are, of these names."""
-    return {name: pids[name] for name in names if name in pids}

@@ -6,9 +6,8 @@ each process comes from the first part, latencies from the second.
 
 from __future__ import annotations
 
-from bench.cluster import cluster, crowd, order, parts
+from bench.cluster import cluster, crowd, order, parts, spent_s
 from bench.loading import Options, folder
-from bench.processes import cpus_s
 from bench.programs import Programs
 from bench.report import Figure, Result
 
@@ -35,9 +34,9 @@ def measure(programs: Programs, options: Options) -> Result:
         order(people, f"talk {seconds / 2} 0 {options.payload_bytes}", "done")  # conversations and pools are made
         for _ in range(options.rounds):
             pids = parts(made)
-            before = cpus_s(pids)
+            before = spent_s(pids)
             pushes, took_s, *_, repeated = order(people, f"talk {seconds} 0 {options.payload_bytes}", "done")
-            after = cpus_s(pids)
+            after = spent_s(pids)
             rates.append(pushes / took_s)
             repeats += repeated
             for part in pids:

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 
 from plato.local.cluster import LocalCluster
 
-from bench.cluster import answer, cluster, crowd, descendants, named, order, parts
+from bench.cluster import answer, cluster, crowd, descendants, order, parts, spent_s
 from bench.loading import Options, folder
-from bench.processes import cpus_s
 from bench.programs import Programs
 from bench.report import Figure, Result
 
@@ -48,15 +47,15 @@ def measure(programs: Programs, options: Options) -> Result:
         ):
             order(people, "enter", "ready")
             pids = {k: [p for p in v if p not in dead(made)] for k, v in parts(made).items()}
-            before = cpus_s(pids)
+            before = spent_s(pids)
             with _standing_still(made):
                 order(people, f"fall {WITHIN_S}", "waiting")
                 for pid in dead(made):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 backs.append(answer(people, "back"))
-            after = cpus_s(pids)
-            for part in named(pids, "worker", "link", "state", "ipconfig", "msg", "valkey", "postgres"):
+            after = spent_s(pids)
+            for part in pids:
                 costs.setdefault(part, []).append((after[part] - before[part]) / options.storm_people * 1e3)
     fallen = tuple(b[0] for b in backs)
     result.figures += [

@@ -29,6 +29,17 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
+def tree_cpu_s(pid: int) -> float:
+    """The same of a process, of all below it, and of those of them that ended. It never falls."""
+    spent_s = 0.0
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+        spent_s = sum(map(int, fields[11:15])) * TICK_S
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            spent_s += sum(tree_cpu_s(int(child)) for child in (task / "children").read_text().split())
+    return spent_s
+
+
 def cpus_s(pids: Pids) -> dict[str, float]:
     """Per part the CPU time of its processes, seconds."""
     return {part: sum(cpu_s(pid) for pid in some) for part, some in pids.items()}

@@ -76,22 +76,9 @@ class Hands:
             self._lease.check()
             if isinstance(order, Apply):
                 tried |= await self._apply(order, view)
-            elif isinstance(order, Raise):
-                tried = True
-                await self._do("StatefulSet", order.name, self._scale(order.name, order.uid, order.replicas, view))
-            elif isinstance(order, Scale):
-                tried = True
-                body: Object = {"metadata": {"uid": order.uid}, "spec": {"replicas": order.replicas}}
-                call = self._kube.merge("Deployment", self._namespace, order.name, body)
-                await self._do("Deployment", order.name, call)
-            elif isinstance(order, Remove):
-                tried = True
-                _log.info("removes", cluster=self._cluster, kind=order.kind, name=order.name)
-                gone = self._kube.delete(order.kind, self._namespace, order.name, uid=order.uid)
-                await self._do(order.kind, order.name, gone)
             else:
                 tried = True
-                await self._do("Pod", order.pod, self._gate(order))
+                await self._change(order, view)
         if plan.write is not None:
             tried = True
             await self._write(plan.write, view)
@@ -104,6 +91,19 @@ class Hands:
                 e.written = True
                 raise
         return tried
+
+    async def _change(self, order: Gate | Raise | Scale | Remove, view: View) -> None:
+        if isinstance(order, Gate):
+            await self._do("Pod", order.pod, self._gate(order))
+        elif isinstance(order, Raise):
+            await self._do("StatefulSet", order.name, self._scale(order.name, order.uid, order.replicas, view))
+        elif isinstance(order, Scale):
+            body: Object = {"metadata": {"uid": order.uid}, "spec": {"replicas": order.replicas}}
+            await self._do("Deployment", order.name, self._kube.merge("Deployment", self._namespace, order.name, body))
+        else:
+            _log.info("removes", cluster=self._cluster, kind=order.kind, name=order.name)
+            gone = self._kube.delete(order.kind, self._namespace, order.name, uid=order.uid)
+            await self._do(order.kind, order.name, gone)
 
     async def _do(self, kind: str, name: str, call: Awaitable[object]) -> None:
         """A write with a precondition. Raises Stopped at any refusal."""

@@ -46,12 +46,13 @@ class Events:
     async def tell(self, event: Event, objects: Mapping[tuple[str, str], Object]) -> None:
         """Writes an event about one of the objects; about one that is not there it writes none."""
         meta = objects.get((event.kind, event.name), {}).get("metadata", {})
-        _log.info("event", about=f"{event.kind} {event.name}", reason=event.reason, message=event.message)
+        now = self._clock()
+        key = (meta.get("uid", ""), event)
+        told = self._told.get(key)
+        if told is None or now - told.written_at >= AGAIN_S:
+            _log.info("event", about=f"{event.kind} {event.name}", reason=event.reason, message=event.message)
         if not meta:
             return
-        now = self._clock()
-        key = (meta["uid"], event)
-        told = self._told.get(key)
         try:
             if told is None or now - told.at > FORGET_S:
                 name = f"{event.name}.{uuid.uuid4().hex[:12]}"

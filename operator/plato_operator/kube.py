@@ -43,8 +43,9 @@ class Refused(KubeError):
 
     @property
     def passing(self) -> bool:
-        """Whether it says more of the moment than of what was asked: a conflict, too many requests, a server in trouble."""
-        return self.status in (408, 409, 429) or self.status >= 500
+        """Whether it says more of the moment than of what was asked: a conflict, too many requests, a server in trouble; or
+        one that does not know us yet, which is what it says while it starts."""
+        return self.status in (401, 408, 409, 429) or self.status >= 500
 
 
 class Unreachable(KubeError):

@@ -142,24 +142,21 @@ class Observer:
     async def _list(self, cluster: Cluster) -> tuple[dict[tuple[str, str], Object], dict[str, Object] | None]:
         """Everything of the cluster by (kind, name), and the nodes where they may be read."""
         selector = f"{LABEL_CLUSTER}={cluster.name}"
-        kinds = ["GatewayPool", "StateShard", "Pod", *CHILDREN]
-        calls = [
-            self._kube.list(kind, self._namespace, "" if kind in ("GatewayPool", "StateShard") else selector)
-            for kind in kinds
-        ]
-        if self._nodes:
-            calls.append(self._kube.list("Node"))
-        answers = await _all(calls)
+        calls = {kind: self._kube.list(kind, self._namespace) for kind in ("GatewayPool", "StateShard")}
+        calls |= {kind: self._kube.list(kind, self._namespace, selector) for kind in ("Pod", *CHILDREN)}
         if cluster.spec.monitoring.pod_monitor or self._monitored:
-            kinds.append("PodMonitor")
-            answers.insert(len(kinds) - 1, await self._monitors(selector))
-            self._monitored = bool(answers[len(kinds) - 1])
-        objects: dict[tuple[str, str], Object] = {}
-        for kind, items in zip(kinds, answers, strict=False):
-            for found in items:
-                if reading.named(kind, found) == cluster.name:
-                    objects[kind, reading.meta(found)["name"]] = found
-        nodes = {reading.meta(found)["name"]: found for found in answers[-1]} if self._nodes else None
+            calls["PodMonitor"] = self._monitors(selector)
+        if self._nodes:
+            calls["Node"] = self._kube.list("Node")
+        answers = dict(zip(calls, await _all(list(calls.values())), strict=True))
+        self._monitored = bool(answers.get("PodMonitor"))
+        nodes = {reading.meta(found)["name"]: found for found in answers.pop("Node")} if self._nodes else None
+        objects = {
+            (kind, reading.meta(found)["name"]): found
+            for kind, items in answers.items()
+            for found in items
+            if reading.named(kind, found) == cluster.name
+        }
         return objects, nodes
 
     async def _monitors(self, selector: str) -> list[Object]:

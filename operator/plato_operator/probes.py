@@ -45,13 +45,12 @@ class Health:
     def ill(self) -> str:
         """For /healthz."""
         now = self._clock()
-        silent = [
-            f"{name}: no sign of life for {now - at:.0f} s" for name, at in self._signs.items() if now - at > SILENT_S
-        ]
-        return "; ".join(
-            f"{line} ({self._troubles[name]})" if (name := line.partition(":")[0]) in self._troubles else line
-            for line in silent
-        )
+        found = []
+        for name, at in self._signs.items():
+            if now - at > SILENT_S:
+                why = f" ({self._troubles[name]})" if name in self._troubles else ""
+                found.append(f"{name}: no sign of life for {now - at:.0f} s{why}")
+        return "; ".join(found)
 
     def not_ready(self) -> str:
         """For /readyz. Troubles of single clusters are told by their conditions; the operator serves the others."""

@@ -17,6 +17,7 @@ from plato.api.names import (
     GATEWAY_ADMIN_PORT,
     GATEWAY_TCP_PORT,
     GATEWAY_WS_PORT,
+    LABEL_CLUSTER,
     LABEL_COMPONENT,
     LABEL_POOL,
     LABEL_SHARD,
@@ -63,7 +64,7 @@ def named(kind: str, obj: Object) -> str:
         return str(meta(obj).get("name", ""))
     if kind in ("GatewayPool", "StateShard"):
         return str(((obj.get("spec") or {}).get("clusterRef") or {}).get("name", ""))
-    return labels(obj).get("plato.im/cluster", "")
+    return labels(obj).get(LABEL_CLUSTER, "")
 
 
 def cluster(obj: Object) -> Cluster:
@@ -183,7 +184,7 @@ def _endpoint(obj: Object, of: Pool | None, host: Object) -> Endpoint:
     return Endpoint(
         ip=ip, tcp=_number(env, "TCP_PORT", GATEWAY_TCP_PORT), ws=_number(env, "WS_PORT", GATEWAY_WS_PORT),
         admin=f"{admin_ip}:{_number(env, 'ADMIN_PORT', GATEWAY_ADMIN_PORT)}" if admin_ip else "",
-        workers=_number(env, "WORKERS", 2),
+        workers=_number(env, "WORKERS", 2), poll=_number(env, "POLL_PORT", 0),
     )  # fmt: skip
 
 

@@ -74,8 +74,7 @@ def cluster_status(work: Work) -> PlatoClusterStatus:
     spec, sheet = snap.cluster.spec, _Sheet(snap.cluster.generation)
     acquired = _acquired(work)
     missing = SLOTS - len(acquired)
-    wanted = [shard_name(snap.cluster.name, i) for i in range(spec.state.shards)]
-    ready_shards = [n for n in wanted if work.shard_ready(n)]
+    ready_shards = [n for i in range(spec.state.shards) if work.shard_ready(n := shard_name(snap.cluster.name, i))]
     pools = [p for p in snap.pools.values() if not p.deleting]
     gateways_wanted = sum(p.spec.replicas for p in pools)
     gateways_ready = sum(_ready(work, p) for p in pools)

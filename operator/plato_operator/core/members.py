@@ -101,7 +101,9 @@ def gateway_record(pod: Pod, worker_id: int) -> Gateway:
     """A serving gateway without homes; `bind` gives them before the record is written."""
     at = pod.endpoint
     assert at is not None  # admissible() asked
-    return Gateway(pod.uid, worker_id, at.workers, (), at.ip, at.tcp, at.ws, at.admin, SERVING, pod.zone, pod.node)
+    return Gateway(
+        pod.uid, worker_id, at.workers, (), at.ip, at.tcp, at.ws, at.admin, SERVING, pod.zone, pod.node, poll=at.poll
+    )  # fmt: skip
 
 
 def admissible(work: Work, pod: Pod) -> bool:
@@ -156,8 +158,8 @@ def _replace_contested(work: Work) -> None:
 
 
 def _refresh_shards(work: Work) -> None:
-    """Each wanted or owning shard has an entry; its uid follows the pod, but only on a GET's word: a cache that shows the
-    pod before would make the living one stop for ever. Entries without slots and resource go."""
+    """Each wanted or owning shard has an entry; its uid follows the pod, but only on a GET's word: a stale list that shows
+    the pod before would make the living one stop for ever. Entries without slots and resource go."""
     cluster, shards = work.snap.cluster, dict(work.topology.shards)
     owning = counts(work.topology)
     kept = {*owning, *work.weights()}

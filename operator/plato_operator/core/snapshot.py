@@ -1,7 +1,8 @@
 """What one pass looks at: resources, children, pods, nodes, reports and the record, all as they were observed.
 
-Made by the edge; nothing in it is asked for again during the pass. Times are Unix ms. Pods, children and nodes come from
-caches and may be stale; `live` and reports are fresh, and the record is read after them, so that no report is ahead of it.
+Made by the edge; nothing in it is asked for again during the pass. Times are Unix ms. Lists of pods, children and nodes may
+be stale: the edge has no cache, but API servers do. Reports come after them, the record after the reports, so that no report
+is ahead of it, and `live` is what a GET said last.
 """
 
 from __future__ import annotations
@@ -55,13 +56,15 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a gateway pod is reached, as its own template says: ip for clients, admin as host:port."""
+    """Where a gateway pod is reached, as its own template says: ip for clients, admin as host:port; poll 0: no long
+    polling."""
 
     ip: str
     tcp: int
     ws: int
     admin: str
     workers: int
+    poll: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +219,9 @@ def shard_pod(shard: str) -> str:
 
 
 def doubts(topology: Topology | None, pods: Mapping[str, Pod]) -> set[str]:
-    """Names of pods to GET before the pass: recorded, but missing in the cache or there with another uid.
+    """Names of pods to GET before the pass: recorded, but missing in the list or there with another uid.
 
-    A cache may lack a live pod or show a dead one; only a GET retires an id or replaces a shard's uid.
+    A stale list may lack a live pod or show a dead one; only a GET retires an id or replaces a shard's uid.
     """
     if topology is None:
         return set()

@@ -128,7 +128,7 @@ class Work:
 
 @dataclass(slots=True)
 class PoolDesk:
-    """One pool during a pass: its StatefulSet, pods and records by ordinal. sts None: not made yet."""
+    """One pool during a pass: what its StatefulSet is, and its pods by ordinal."""
 
     pool: Pool
     sts_uid: str

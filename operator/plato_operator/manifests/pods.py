@@ -30,13 +30,13 @@ from plato.api.objects import to_object
 from plato.api.pool import GatewayPoolSpec
 from plato.api.shared import Placement, Resources
 
+from plato_operator.core.members import MSG_GRACE_S
 from plato_operator.core.snapshot import GATEWAY, IPCONFIG, MSG, STATE
 from plato_operator.manifests.meta import Ask
 from plato_operator.manifests.overlay import overlaid
 
 USER: Final = 65532
 INTERNAL_TLS_NAME: Final = "plato-internal"
-MSG_GRACE_S: Final = 60
 STATE_GRACE_S: Final = 30
 IPCONFIG_GRACE_S: Final = 30
 DRAIN_GRACE_S: Final = 60
@@ -74,7 +74,8 @@ def gateway_pod(ask: Ask) -> dict[str, Any]:
         *_identity(ask), *_text(
             PLATO_GATEWAY__HOST=_ANYWHERE, PLATO_GATEWAY__ADMIN_HOST=_ANYWHERE, PLATO_GATEWAY__WORKERS=pool.workers,
             PLATO_GATEWAY__MAX_CONNECTIONS=pool.capacity.connections, PLATO_GATEWAY__TCP_PORT=pool.ports.tcp,
-            PLATO_GATEWAY__WS_PORT=pool.ports.ws, PLATO_GATEWAY__ADMIN_PORT=pool.ports.admin, PLATO_GATEWAY__RUN_DIR=_RUN,
+            PLATO_GATEWAY__WS_PORT=pool.ports.ws, PLATO_GATEWAY__POLL_PORT=pool.ports.poll,
+            PLATO_GATEWAY__ADMIN_PORT=pool.ports.admin, PLATO_GATEWAY__RUN_DIR=_RUN,
             PLATO_GATEWAY__DRAIN_PACE_PER_S=pool.drain.pace_per_second,
             PLATO_GATEWAY__DRAIN_DEADLINE_S=pool.drain.deadline_seconds,
             PLATO_GATEWAY__DRAIN_SETTLE_S=pool.drain.settle_seconds, PLATO_GATEWAY__DRAIN_ON_TERM="true",
@@ -85,6 +86,8 @@ def gateway_pod(ask: Ask) -> dict[str, Any]:
     if ask.spec.tls.client is not None:
         env += _text(PLATO_TLS__CLIENT_DIR=_TLS["client"])
     ports = {"tcp": pool.ports.tcp, "ws": pool.ports.ws, "admin": pool.ports.admin}
+    if pool.ports.poll:
+        ports["poll"] = pool.ports.poll
     container = _container(ask, pool.version or ask.spec.version, env, ports, pool.resources, START_S)
     if host:
         for port in container["ports"]:  # so that the scheduler knows which nodes are taken

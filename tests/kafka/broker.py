@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +72,23 @@ def running(folder: Path) -> Iterator[Broker]:
     finally:
         server.kill()
         asyncio.run(server.stop())
+
+
+def freeze(server: KafkaServer) -> None:
+    """SIGSTOP; returns when none of its threads runs any more."""
+    assert server.child is not None
+    server.child.send_signal(signal.SIGSTOP)
+    tasks = Path(f"/proc/{server.child.pid}/task")
+    deadline = time.monotonic() + 10
+    while any(stat.read_text().rsplit(")", 1)[1].split()[0] != "T" for stat in tasks.glob("*/stat")):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def thaw(server: KafkaServer) -> None:
+    """SIGCONT, if it runs."""
+    if server.child is not None:
+        server.child.send_signal(signal.SIGCONT)
 
 
 def brokers(folder: Path, count: int) -> list[KafkaServer]:

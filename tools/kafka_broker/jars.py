@@ -76,7 +76,7 @@ def _fetch(into: Path) -> None:
 
 
 def _compare(place: Path) -> None:
-    pinned = dict(reversed(line.split()) for line in SUMS.read_text(encoding="utf-8").splitlines())
+    pinned = {name: digest for digest, name in map(str.split, SUMS.read_text(encoding="utf-8").splitlines())}
     found = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in sorted(place.glob("*.jar"))}
     if found != pinned:
         odd = sorted(name for name in pinned.keys() | found.keys() if pinned.get(name) != found.get(name))

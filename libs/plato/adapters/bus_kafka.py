@@ -140,6 +140,12 @@ async def _end(producer: AIOKafkaProducer) -> None:
             break
         sender.cancel()
         await asyncio.wait([sender], timeout=0.05)
-    producer._message_accumulator.fail_all(ProducerClosed())
+    accumulator = producer._message_accumulator
+    batches = [batch for queue in accumulator._batches.values() for batch in queue] + list(accumulator._pending_batches)
+    accumulator.fail_all(ProducerClosed())
+    for batch in batches:
+        for future in (batch.future, batch._drain_waiter):
+            if future.done() and not future.cancelled():
+                future.exception()  # seen: an unseen one would be reported when the future is collected
     with contextlib.suppress(Exception):
         await producer.stop()

@@ -106,6 +106,11 @@ class KafkaBusReader:
         """See the port."""
         return {partition: tail.stopped for partition, tail in self._tails.items() if tail.stopped}
 
+    @property
+    def held_bytes(self) -> int:
+        """Values that were fetched and not passed yet."""
+        return sum(tail.held_bytes for tail in self._tails.values())
+
     def newest(self, partition: int) -> int | None:
         """The newest position of a partition that the last fetch saw; None: none saw it yet. Asks nobody."""
         if self._follower is None or partition not in self._tails:
@@ -220,6 +225,8 @@ class KafkaBusReader:
             tail = self._tails.setdefault(partition, Tail())
             if not tail.holds(position) or tail.stopped:
                 # One that is stopped is asked for again: the log may hold the position by now.
+                if tail.next != position:
+                    tail.stopped = ""
                 tail.place(position)
                 moved.append(partition)
             else:

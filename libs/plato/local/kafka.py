@@ -89,6 +89,9 @@ class KafkaServer(Server):
             "offsets.topic.num.partitions": "1",
             "transaction.state.log.num.partitions": "1",
             "group.initial.rebalance.delay.ms": "0",
+            # A broker that comes back is let in when its last session is over.
+            "broker.session.timeout.ms": "2000",
+            "broker.heartbeat.interval.ms": "300",
             "num.network.threads": "2",
             "num.io.threads": "2",
             "num.recovery.threads.per.data.dir": "2",

@@ -27,7 +27,7 @@ PLAIN: dict[str, Any] = {
 FULL_POOL: dict[str, Any] = {
     "workers": 4,
     "network": "Pod",
-    "ports": {"tcp": 9000, "ws": 9001, "admin": 9009},
+    "ports": {"tcp": 9000, "ws": 9001, "admin": 9009, "poll": 9014},
     "publicAddress": "NodeExternalIP",
     "capacity": {"connections": 1000, "bytesPerSecond": 250_000_000},
     "drain": {"pacePerSecond": 50, "deadlineSeconds": 120, "settleSeconds": 2},

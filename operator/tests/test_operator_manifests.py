@@ -86,7 +86,9 @@ def test_what_pods_get_by_environment_are_settings(spec: dict[str, Any]) -> None
             assert str(read.process.admin_tokens_dir) == "/etc/plato/admin"
         if part == "gateway":
             port = {p["name"]: p["containerPort"] for p in container["ports"]}
-            assert port == {"tcp": read.gateway.tcp_port, "ws": read.gateway.ws_port, "admin": read.gateway.admin_port}
+            polls = {"poll": read.gateway.poll_port} if read.gateway.poll_port else {}
+            ports = {"tcp": read.gateway.tcp_port, "ws": read.gateway.ws_port, "admin": read.gateway.admin_port}
+            assert port == ports | polls
             assert read.gateway.max_bytes_per_s == (250_000_000 if spec is FULL else 0)
 
 

@@ -12,11 +12,12 @@ from plato.api.shared import Condition, Placement, Ref, Resources
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Ports of each gateway pod."""
+    """Ports of each gateway pod. poll 0: no long polling."""
 
     tcp: int = GATEWAY_TCP_PORT
     ws: int = GATEWAY_WS_PORT
     admin: int = GATEWAY_ADMIN_PORT
+    poll: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ def service(ask: Ask) -> dict[str, Any]:
         found = [_port("tcp", ports.tcp), _port("ws", ports.ws), _port("admin", ports.admin)]
         if ports.poll:
             found.append(_port("poll", ports.poll))
+        if ports.poll:
+            found.append(_port("poll", ports.poll))
     else:
         found = {
             STATE: [_port("grpc", STATE_PORT), _port("admin", STATE_ADMIN_PORT)],

@@ -88,6 +88,8 @@ def gateway_pod(ask: Ask) -> dict[str, Any]:
     ports = {"tcp": pool.ports.tcp, "ws": pool.ports.ws, "admin": pool.ports.admin}
     if pool.ports.poll:
         ports["poll"] = pool.ports.poll
+    if pool.ports.poll:
+        ports["poll"] = pool.ports.poll
     container = _container(ask, pool.version or ask.spec.version, env, ports, pool.resources, START_S)
     if host:
         for port in container["ports"]:  # so that the scheduler knows which nodes are taken

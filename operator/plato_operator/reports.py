@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import aiohttp
 from plato.runtime import logs
+from plato.runtime.tls import INTERNAL_NAME
 
 from plato_operator import metrics
 from plato_operator.core.snapshot import DrainReport, Report
@@ -31,8 +32,6 @@ STALE_S: Final = 30.0
 MOST_AT_ONCE: Final = 64
 """Requests under way in a cluster: 500 pods that all hang are through in 16 s, before an answer of the others is stale."""
 MOST_BYTES: Final = 1 << 20
-TLS_NAME: Final = "plato-internal"
-"""Name in the certificate that every process of a cluster with internal TLS holds."""
 
 _log = logs.get("reports")
 
@@ -136,7 +135,7 @@ class Reports:
         for token in access.tokens:
             async with self._session.get(
                 url, headers={"Authorization": f"Bearer {token}"}, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-                allow_redirects=False, ssl=access.tls or True, server_hostname=TLS_NAME if access.tls else None,
+                allow_redirects=False, ssl=access.tls or True, server_hostname=INTERNAL_NAME if access.tls else None,
             ) as answer:  # fmt: skip
                 status = answer.status
                 if status == 200:

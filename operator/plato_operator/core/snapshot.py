@@ -65,7 +65,6 @@ class Endpoint:
     admin: str
     workers: int
     poll: int = 0
-    poll: int = 0
 
 
 @dataclass(frozen=True, slots=True)

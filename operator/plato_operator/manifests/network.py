@@ -14,10 +14,10 @@ from plato.api.names import (
     STATE_ADMIN_PORT,
     STATE_PORT,
 )
+from plato.runtime.tls import INTERNAL_NAME
 
 from plato_operator.core.snapshot import GATEWAY, IPCONFIG, MSG, STATE
 from plato_operator.manifests.meta import Ask
-from plato_operator.manifests.pods import INTERNAL_TLS_NAME
 
 
 def service(ask: Ask) -> dict[str, Any]:
@@ -26,8 +26,6 @@ def service(ask: Ask) -> dict[str, Any]:
     if role == GATEWAY:
         ports = ask.snap.pools[ask.order.owner].spec.ports
         found = [_port("tcp", ports.tcp), _port("ws", ports.ws), _port("admin", ports.admin)]
-        if ports.poll:
-            found.append(_port("poll", ports.poll))
         if ports.poll:
             found.append(_port("poll", ports.poll))
     else:
@@ -96,7 +94,7 @@ def pod_monitor(ask: Ask) -> dict[str, Any]:
     internal = ask.spec.tls.internal
     if internal is not None:
         ca = {"secret": {"name": internal.name, "key": "ca.crt"}}
-        endpoint |= {"scheme": "https", "tlsConfig": {"ca": ca, "serverName": INTERNAL_TLS_NAME}}
+        endpoint |= {"scheme": "https", "tlsConfig": {"ca": ca, "serverName": INTERNAL_NAME}}
     made = ask.base()
     made["metadata"]["labels"] = {**ask.spec.monitoring.labels, **made["metadata"]["labels"]}
     picked = [{"key": LABEL_COMPONENT, "operator": "In", "values": [GATEWAY, STATE, MSG, IPCONFIG]}]

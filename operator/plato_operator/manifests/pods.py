@@ -36,7 +36,6 @@ from plato_operator.manifests.meta import Ask
 from plato_operator.manifests.overlay import overlaid
 
 USER: Final = 65532
-INTERNAL_TLS_NAME: Final = "plato-internal"
 STATE_GRACE_S: Final = 30
 IPCONFIG_GRACE_S: Final = 30
 DRAIN_GRACE_S: Final = 60
@@ -86,8 +85,6 @@ def gateway_pod(ask: Ask) -> dict[str, Any]:
     if ask.spec.tls.client is not None:
         env += _text(PLATO_TLS__CLIENT_DIR=_TLS["client"])
     ports = {"tcp": pool.ports.tcp, "ws": pool.ports.ws, "admin": pool.ports.admin}
-    if pool.ports.poll:
-        ports["poll"] = pool.ports.poll
     if pool.ports.poll:
         ports["poll"] = pool.ports.poll
     container = _container(ask, pool.version or ask.spec.version, env, ports, pool.resources, START_S)

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     except (SettingsError, OSError, aiohttp.ClientError, TimeoutError) as e:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)
         return 1
-    print(text)
+    print(text, file=sys.stderr if status >= 400 else sys.stdout)
     return 0 if status < 400 else 1
 
 

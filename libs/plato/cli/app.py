@@ -203,6 +203,73 @@ def drain(
     return 0
 
 
+# ── which gateway clients get ────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command()
+def explain(
+    address: Annotated[str, typer.Option("--address", help="The client's IP address.")] = "",
+    zone: Annotated[str, typer.Option("--zone", help="The client's zone.")] = "",
+    region: Annotated[str, typer.Option("--region", help="The client's region.")] = "",
+    json_: Annotated[bool, typer.Option("--json", help="As JSON, with all scores.")] = False,
+    data_dir: DataDir = None,
+    settings: SettingsFile = None,
+) -> int:
+    """Show which gateways a client would be sent to, and why in this order."""
+    import json
+
+    from plato.cli import dispatch
+
+    found = _cluster(data_dir, settings).ask_ipconfig("GET", dispatch.explain_path(address, zone, region))
+    print(json.dumps(found, indent=1) if json_ else "\n".join(dispatch.explained(found)))
+    return 0
+
+
+@app.command()
+def override(
+    first: Annotated[list[str] | None, typer.Option("--first", help="A gateway that stands first.")] = None,
+    never: Annotated[list[str] | None, typer.Option("--never", help="A gateway that is not listed.")] = None,
+    by: Annotated[str, typer.Option("--by", help="load, distance or chance: what orders the list.")] = "load",
+    for_s: Annotated[int, typer.Option("--for-s", min=0, help="Seconds until it ends by itself; 0: never.")] = 0,
+    reason: Annotated[str, typer.Option("--reason", help="For whoever finds it.")] = "",
+    clear: Annotated[bool, typer.Option("--clear", help="Take it back.")] = False,
+    data_dir: DataDir = None,
+    settings: SettingsFile = None,
+) -> int:
+    """Decide over the figures' heads which gateways clients are sent to; with no option: show what is decided."""
+    from plato.cli import dispatch
+
+    cluster = _cluster(data_dir, settings)
+    if clear:
+        found = cluster.ask_ipconfig("DELETE", "/override")
+    elif first or never or by != "load":
+        body = dispatch.override_body(by, first or (), never or (), for_s, reason)
+        found = cluster.ask_ipconfig("PUT", "/override", body)
+    else:
+        found = cluster.ask_ipconfig("GET", "/override")
+    print(f"override: {dispatch.overridden(found['override'])}")
+    if found.get("note"):
+        print(found["note"])
+    return 0
+
+
+@app.command()
+def rebalance(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would move.")] = False,
+    pace: Annotated[int | None, typer.Option(help="Clients per second and gateway.", min=1, max=10_000)] = None,
+    least: Annotated[int, typer.Option(help="Leave a smaller surplus where it is.", min=1)] = 10,
+    data_dir: DataDir = None,
+    settings: SettingsFile = None,
+) -> int:
+    """Move the surplus of fuller gateways to emptier ones, under live clients."""
+    from plato.cli import dispatch
+
+    body = dispatch.rebalance_body(dry_run, pace, least)
+    found = _cluster(data_dir, settings).ask_ipconfig("POST", "/rebalance", body)
+    print("\n".join(dispatch.rebalanced(found, dry_run)))
+    return 1 if found["refused"] else 0
+
+
 @app.command()
 def doctor(data_dir: DataDir = None, port_offset: PortOffset = None, settings: SettingsFile = None) -> int:
     """Look at this machine and the cluster, and say in words what is wrong. Exit code 1: something is."""

@@ -7,11 +7,14 @@ through the control socket; kill goes past the supervisor, on purpose.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -133,6 +136,26 @@ class LocalCluster:
     def ipconfig_url(self) -> str:
         """http://host:port of ipconfig."""
         return f"http://{self.settings.ipconfig.host}:{self.settings.ipconfig.port}"
+
+    def ask_ipconfig(self, method: str, path: str, body: str = "", timeout_s: float = 10.0) -> dict[str, Any]:
+        """The JSON that ipconfig's internal port answers. Raises LocalError, with its words where it refuses."""
+        self.status()  # not running: says so
+        own = self.settings.ipconfig
+        url = f"http://{own.internal_host}:{own.internal_port}{path}"
+        headers = {"Content-Type": "application/json"} if body else {}
+        request = urllib.request.Request(url, body.encode() or None, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                found: dict[str, Any] = json.loads(answer.read())
+                return found
+        except urllib.error.HTTPError as e:
+            with e:
+                words = e.read().decode(errors="replace")
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                words = json.loads(words)["error"]
+            raise LocalError(words) from e
+        except (OSError, ValueError) as e:
+            raise LocalError(f"ipconfig does not answer at {url}: {e}") from e
 
     @property
     def database_uri(self) -> str:

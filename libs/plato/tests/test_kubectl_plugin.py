@@ -38,6 +38,9 @@ elif verb == "logs":
     print("2026 connected to postgresql://plato:hunter2@db/plato with Bearer abcdefgh12345678")
 elif verb == "version":
     print("v1.37")
+elif verb == "exec":
+    path = sys.argv[sys.argv.index("plato_ipconfig.ask") + 2]
+    print(json.dumps(json.load(open({objects!r} + ".answers"))[path.partition("?")[0]]))
 """
 
 TOPOLOGY = Topology(
@@ -220,6 +223,86 @@ def test_rebalance_changes_weights_and_lets_moves_go_on(
         ("chat-s0", {"spec": {"weight": 0}}),
         ("chat", {"spec": {"state": {"reshardPaused": False}}}),
     ]
+
+
+def _ipconfig_pods(objects: list[dict[str, Any]], *phases: str) -> None:
+    labels = {"plato.im/cluster": "chat", "plato.im/component": "ipconfig"}
+    for i, phase in enumerate(phases):
+        objects.append(_object("Pod", f"chat-ipconfig-{i}", metadata={"labels": labels}, status={"phase": phase}))
+
+
+def _asked(tmp_path: Path) -> list[list[str]]:
+    """Pod, method, path, body of each command that was run in a pod."""
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    runs = [c for c in calls if "exec" in c]
+    assert all(
+        c[c.index("exec") + 2 :][:6] == ["-c", "ipconfig", "--", "python3", "-m", "plato_ipconfig.ask"] for c in runs
+    )
+    return [[c[c.index("exec") + 1], *c[c.index("plato_ipconfig.ask") + 1 :]] for c in runs]
+
+
+EXPLAINED = {
+    "caller": {"address": "198.51.100.7", "zone": "", "region": "eu", "map": [50.1, 8.7]},
+    "map": {"loaded": True, "trouble": ""},
+    "override": {"by": "load", "first": [], "never": ["edge-1"], "reason": "its disk", "until_ms": 0},
+    "gateways": [
+        {"place": 1, "name": "edge-0", "zone": "", "group": "room", "active": 0.5, "static": 900.0, "why": "0.50 GB/s left"},
+        {"place": None, "name": "edge-1", "zone": "z", "group": "room", "active": 1.25, "static": 12.0, "why": "never"},
+    ],
+}  # fmt: skip
+
+
+def test_explain_asks_one_ipconfig_pod_that_runs(
+    run: Run, tmp_path: Path, objects: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "objects.json.answers").write_text(json.dumps({"/explain": EXPLAINED}))
+    _ipconfig_pods(objects, "Pending", "Running", "Running")
+    assert run("explain", "--address", "198.51.100.7", "--region", "eu") == 0
+    assert _asked(tmp_path) == [["chat-ipconfig-1", "GET", "/explain?address=198.51.100.7&region=eu"]]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "for a caller 198.51.100.7: region eu, at 50.10, 8.70"
+    assert lines[1] == "override: never edge-1; because: its disk"
+    assert [line.split()[:6] for line in lines[-2:]] == [
+        ["1", "edge-0", "–", "room", "0.50", "900"],
+        ["–", "edge-1", "z", "room", "1.25", "12"],
+    ]
+
+
+def test_an_override_is_set_in_every_ipconfig_pod(
+    run: Run, tmp_path: Path, objects: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "objects.json.answers").write_text(json.dumps({"/override": {"override": None, "note": ""}}))
+    assert run("override", "--never", "edge-1") == 1
+    assert "no ipconfig pod of chat runs" in capsys.readouterr().err
+    _ipconfig_pods(objects, "Running", "Running")
+    assert run("override", "--never", "edge-1", "--for-s", "60", "--reason", "its disk") == 0
+    assert run("override", "--clear") == 0
+    assert run("override") == 0
+    order = {"by": "load", "first": [], "never": ["edge-1"], "for_s": 60, "reason": "its disk"}
+    asked = _asked(tmp_path)
+    assert [json.loads(body) for *_, body in asked[:2]] == [order, order]
+    assert [words[:3] for words in asked] == [
+        [f"chat-ipconfig-{i}", method, "/override"] for method in ("PUT", "DELETE", "GET") for i in (0, 1)
+    ]
+
+
+def test_rebalance_of_gateways_says_who_goes_where_and_who_refused(
+    run: Run, tmp_path: Path, objects: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateways = {name: {"connections": n, "most": 1_000, "zone": ""} for name, n in (("edge-0", 400), ("edge-1", 0))}
+    found = {"imbalance": 2.0, "gateways": gateways, "shifts": [{"from": "edge-0", "to": "edge-1", "clients": 200}]}
+    answers = tmp_path / "objects.json.answers"
+    answers.write_text(json.dumps({"/rebalance": {**found, "refused": {}}}))
+    _ipconfig_pods(objects, "Running", "Running")
+    assert run("rebalance", "--gateways", "--pace", "50") == 0
+    assert _asked(tmp_path)[0][:3] == ["chat-ipconfig-0", "POST", "/rebalance"]
+    assert json.loads(_asked(tmp_path)[0][3]) == {"dry_run": False, "least": 10, "pace_per_s": 50}
+    assert "200 clients of edge-0 go to edge-1" in capsys.readouterr().out
+    answers.write_text(json.dumps({"/rebalance": {**found, "refused": {"edge-0": "draining"}}}))
+    assert run("rebalance", "--gateways") == 1
+    assert "edge-0 refused: draining" in capsys.readouterr().out
+    assert run("rebalance", "--gateways", "--stop") == 1
+    assert _patches(tmp_path) == []
 
 
 def test_pause_and_resume(run: Run, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The commands of `kubectl plato`. kubectl runs the program `kubectl-plato` that it finds on PATH.
 
 They change nothing but what a person could write by hand: `paused`, `reshardPaused`, a weight, and the annotation that
-asks for a drain. The operator does the rest.
+asks for a drain. The operator does the rest. What ipconfig knows and decides they ask in its pods, by `kubectl exec`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from plato.api import names
+from plato.cli import dispatch
 from plato.cli.kube import bundle, view
 from plato.cli.kube.kubectl import CLUSTERS, POOLS, SHARDS, Kubectl, KubeError
 from plato.topology.record import Topology, TopologyError
@@ -167,11 +168,23 @@ def rebalance(
         list[str] | None, typer.Option("--weight", help="SHARD=0..100; 0 evacuates it.", show_default=False)
     ] = None,
     stop: Annotated[bool, typer.Option("--stop", help="Open no more moves; the open one ends.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what the weights want.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would move.")] = False,
+    gateways: Annotated[bool, typer.Option("--gateways", help="Clients between gateways, not slots.")] = False,
+    pace: Annotated[
+        int | None, typer.Option(help="With --gateways: clients per second and gateway.", min=1, max=10_000)
+    ] = None,
 ) -> int:
-    """Let slots move to where the weights want them (the default), give shards other weights, or stop the moves."""
+    """Let slots move to where the weights want them (the default), give shards other weights, or stop the moves; or, with
+    --gateways, move the surplus of fuller gateways to emptier ones."""
     kube = Kubectl(namespace, context, kubeconfig)
     cluster = _chosen(kube, name)["metadata"]["name"]
+    if gateways:
+        if weight or stop:
+            raise KubeError("--gateways moves clients; --weight and --stop speak of slots")
+        (pod, *_) = _ipconfigs(kube, cluster)
+        found = _ask(kube, pod, "POST", "/rebalance", dispatch.rebalance_body(dry_run, pace, 10))
+        print("\n".join(dispatch.rebalanced(found, dry_run)))
+        return 1 if found["refused"] else 0
     shards = {s["metadata"]["name"]: int(s["spec"].get("weight", 100)) for s in _refs(kube.list(SHARDS), cluster)}
     changes = _weights(weight or [], shards)
     topology = _topology(kube, cluster)
@@ -200,6 +213,72 @@ def _weights(given: list[str], shards: dict[str, int]) -> dict[str, int]:
         found[shard] = int(number)
     if shards and not any((shards | found).values()):
         raise KubeError("--weight: every shard would have weight 0, so the slots would have nowhere to go")
+    return found
+
+
+@app.command()
+def explain(
+    name: Name = "",
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Config = "",
+    address: Annotated[str, typer.Option("--address", help="The client's IP address.")] = "",
+    zone: Annotated[str, typer.Option("--zone", help="The client's zone.")] = "",
+    region: Annotated[str, typer.Option("--region", help="The client's region.")] = "",
+) -> int:
+    """Show which gateways a client would be sent to, and why in this order. It runs a command in an ipconfig pod."""
+    kube = Kubectl(namespace, context, kubeconfig)
+    (pod, *_) = _ipconfigs(kube, _chosen(kube, name)["metadata"]["name"])
+    found = _ask(kube, pod, "GET", dispatch.explain_path(address, zone, region))
+    print("\n".join(dispatch.explained(found)))
+    return 0
+
+
+@app.command()
+def override(
+    name: Name = "",
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Config = "",
+    first: Annotated[list[str] | None, typer.Option("--first", help="A gateway that stands first.")] = None,
+    never: Annotated[list[str] | None, typer.Option("--never", help="A gateway that is not listed.")] = None,
+    by: Annotated[str, typer.Option("--by", help="load, distance or chance: what orders the list.")] = "load",
+    for_s: Annotated[int, typer.Option("--for-s", min=0, help="Seconds until it ends by itself; 0: never.")] = 0,
+    reason: Annotated[str, typer.Option("--reason", help="For whoever finds it.")] = "",
+    clear: Annotated[bool, typer.Option("--clear", help="Take it back.")] = False,
+) -> int:
+    """Decide over the figures' heads which gateways clients are sent to, in every ipconfig pod that there is now; with no
+    option: show what is decided."""
+    kube = Kubectl(namespace, context, kubeconfig)
+    method, body = ("DELETE", "") if clear else ("GET", "")
+    if not clear and (first or never or by != "load"):
+        method, body = "PUT", dispatch.override_body(by, first or (), never or (), for_s, reason)
+    for pod in _ipconfigs(kube, _chosen(kube, name)["metadata"]["name"]):
+        found = _ask(kube, pod, method, "/override", body)
+        note = f" ({found['note']})" if found.get("note") else ""
+        print(f"{pod}: override: {dispatch.overridden(found['override'])}{note}")
+    if method == "PUT":
+        print("pods that come later know nothing of it: look again after a rollout")
+    return 0
+
+
+def _ipconfigs(kube: Kubectl, cluster: str) -> list[str]:
+    """Names of the ipconfig pods that run. Raises KubeError when none does."""
+    pods = kube.list("pods", f"{names.LABEL_CLUSTER}={cluster},{names.LABEL_COMPONENT}=ipconfig")
+    running = [
+        pod["metadata"]["name"]
+        for pod in pods
+        if pod.get("status", {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+    ]
+    if not running:
+        raise KubeError(f"no ipconfig pod of {cluster} runs; `kubectl plato status` says more")
+    return running
+
+
+def _ask(kube: Kubectl, pod: str, method: str, path: str, body: str = "") -> dict[str, Any]:
+    """What ipconfig's internal port in that pod answers."""
+    words = ["exec", pod, "-c", "ipconfig", "--", "python3", "-m", "plato_ipconfig.ask", method, path]
+    found: dict[str, Any] = json.loads(kube.run(*words, *([body] if body else [])))
     return found
 
 

@@ -310,7 +310,7 @@ class Polls:
         upstream.changed.set()
 
 
-class _Renewed:
+class NewestCertificate:
     """Certificates for a server that keeps the context of its start: each handshake takes the newest."""
 
     def __init__(self, certificates: Certificates) -> None:
@@ -334,8 +334,8 @@ class _Renewed:
         return self._newest.failure if self._newest.failure != before else ""
 
 
-def _certificates(folder: Path | None) -> _Renewed | None:
-    return _Renewed(load(folder)) if folder is not None else None
+def _certificates(folder: Path | None) -> NewestCertificate | None:
+    return NewestCertificate(load(folder)) if folder is not None else None
 
 
 def _words(status: int, words: str, *headers: tuple[str, str]) -> Response:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from plato.core import longpoll
 from plato.core.codes import Code
 from plato.core.errors import PeerError
@@ -25,6 +28,9 @@ from plato.runtime.settings import Settings, dump
 from plato.wire.v1 import canned
 from plato_gateway.core import lanes
 from plato_gateway.core.longpoll import DOWN_BYTES, Session
+from plato_gateway.longpoll import NewestCertificate
+from plato_gateway.longpoll_http import HttpServer, Request, Response
+from plato_gateway.tls import CERTIFICATE, KEY, load
 
 DEADLINE_S = 20.0
 LIMIT = 65_536
@@ -95,6 +101,48 @@ def test_a_frame_of_a_bad_size_ends_the_connection_with_its_code_and_a_false_num
     assert session.take(Body(first=1, run=pack(b"x" * (LIMIT + 1)))) == b""
     assert session.over
     assert session.answer(LIMIT, session.begin_poll()) == (1, pack(canned.ERRORS[Code.FRAME_SIZE]), True)
+
+
+async def test_a_new_certificate_is_shown_to_whoever_comes_next(tmp_path: Path) -> None:
+    """Also to who names no server, and while the port stays open."""
+    authority = trustme.CA()
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+
+    def renew(name: str) -> None:
+        made = authority.issue_cert(name)
+        (tmp_path / CERTIFICATE).write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+        (tmp_path / KEY).write_bytes(made.private_key_pem.bytes())
+
+    async def answer(_: Request) -> Response:
+        return Response(200)
+
+    renew("old.example")
+    certificates = NewestCertificate(load(tmp_path))
+    server = HttpServer(answer, most_bytes=1, most_sockets=9, first_s=5.0)
+    await server.start("127.0.0.1", 0, certificates.serve())
+    assert server._server is not None
+    port = server._server.sockets[0].getsockname()[1]
+
+    async def shown(name: str | None) -> str:
+        client.check_hostname = name is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client, server_hostname=name or "")
+        found = writer.get_extra_info("peercert")["subjectAltName"][0][1]
+        writer.close()
+        await reader.read()
+        await writer.wait_closed()
+        return str(found)
+
+    try:
+        assert await shown("old.example") == "old.example"
+        renew("new.example")
+        assert certificates.look() == "a new certificate is used"
+        assert await shown("new.example") == await shown(None) == "new.example"
+        (tmp_path / KEY).write_bytes(b"no key")
+        assert "new certificate" not in certificates.look() != ""
+        assert await shown("new.example") == "new.example"
+    finally:
+        await server.stop(1.0)
 
 
 # ── real processes ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -24,6 +24,10 @@ PLAIN: dict[str, Any] = {
     "store": {"url": {"name": "demo-store"}},
     "auth": {"keys": {"name": "demo-keys"}},
 }
+KAFKA: dict[str, Any] = {
+    **PLAIN,
+    "bus": {"type": "Kafka", "kafka": {"config": {"name": "demo-kafka", "key": "client.properties"}, "topic": "chat"}},
+}
 FULL_POOL: dict[str, Any] = {
     "workers": 4,
     "network": "Pod",

@@ -255,12 +255,6 @@ def test_a_drain_that_cannot_end_in_time_is_warned_of(settled: Snapshot) -> None
     assert "needs 500 s" in words(found, "ConfigurationWarning")
 
 
-def test_a_bus_that_is_not_there_is_warned_of(settled: Snapshot) -> None:
-    spec = replace(settled.cluster.spec, bus=replace(settled.cluster.spec.bus, type="Kafka"))
-    found = of_cluster(one_pass(replace(settled, cluster=replace(settled.cluster, spec=spec))))
-    assert by_type(found)["ConfigurationWarning"] == ("True", "BusNotSupported")
-
-
 def test_nothing_is_judged_while_a_lost_record_is_gathered(settled: Snapshot) -> None:
     silent = {n: r for n, r in settled.reports.items() if n != f"{POOL}-0"}
     found = of_cluster(one_pass(replace(settled, topology=None, version="", reports=silent)))

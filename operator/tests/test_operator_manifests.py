@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from manifest_inputs import FULL, PLAIN, cluster, orders, rendered, snapshot
+from manifest_inputs import FULL, KAFKA, PLAIN, cluster, orders, rendered, snapshot
 from plato.api.names import ANNOTATION_INPUT_HASH
 from plato.api.pool import DrainSpec
 from plato.runtime.settings import load
@@ -48,7 +48,7 @@ def templates(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {k: v for k, v in made.items() if "metadata" in v}
 
 
-@pytest.mark.parametrize(("name", "spec"), [("plain", PLAIN), ("full", FULL)])
+@pytest.mark.parametrize(("name", "spec"), [("plain", PLAIN), ("full", FULL), ("kafka", KAFKA)])
 @pytest.mark.planner
 def test_o20_a_render_changes_only_with_its_hash(name: str, spec: dict[str, Any]) -> None:
     """An operator that renders otherwise under the same hash would leave running clusters as they are until something
@@ -72,7 +72,7 @@ def test_o20_a_render_changes_only_with_its_hash(name: str, spec: dict[str, Any]
     assert now.keys() == before.keys()
 
 
-@pytest.mark.parametrize("spec", [PLAIN, FULL])
+@pytest.mark.parametrize("spec", [PLAIN, FULL, KAFKA])
 def test_what_pods_get_by_environment_are_settings(spec: dict[str, Any]) -> None:
     for part, template in templates(objects(spec)).items():
         container = template["spec"]["containers"][0]
@@ -92,7 +92,7 @@ def test_what_pods_get_by_environment_are_settings(spec: dict[str, Any]) -> None
             assert read.gateway.max_bytes_per_s == (250_000_000 if spec is FULL else 0)
 
 
-@pytest.mark.parametrize("spec", [PLAIN, FULL])
+@pytest.mark.parametrize("spec", [PLAIN, FULL, KAFKA])
 def test_each_file_that_a_setting_names_is_mounted(spec: dict[str, Any]) -> None:
     for template in templates(objects(spec)).values():
         container = template["spec"]["containers"][0]
@@ -119,6 +119,26 @@ def test_pods_meet_restricted_but_for_the_hosts_network(spec: dict[str, Any]) ->
             }  # fmt: skip
             for port in container.get("ports", []):
                 assert ("hostPort" in port) == pod.get("hostNetwork", False)
+
+
+def test_kafka_is_named_to_those_who_use_it_and_by_a_file() -> None:
+    """Its password stands in no variable, and a changed one reaches pods that run."""
+    for part, template in templates(objects(KAFKA)).items():
+        pod = template["spec"]
+        env = {e["name"]: e.get("value", "x") for e in pod["containers"][0]["env"]}
+        used = part in ("state", "msg", "migrate")
+        assert ("PLATO_BUS__TYPE" in env) == used
+        assert [v["secret"]["secretName"] for v in pod["volumes"] if v["name"] == "bus"] == ["demo-kafka"] * used
+        if used:
+            bus = load(Path("/dev/null"), environ=env).bus
+            assert (bus.type, bus.topic) == ("kafka", "chat")
+            assert str(bus.properties_file) == "/etc/plato/bus/client.properties"
+
+
+def test_another_kafka_rolls_those_who_use_it_and_migrates_anew() -> None:
+    before, after = (snapshot(cluster(_with(KAFKA, ("bus", "kafka", "topic"), t))) for t in ("chat", "other"))
+    assert changed(before, after)[1] == {"Deployment/demo-msg", "StatefulSet/demo-s0", "StatefulSet/demo-s1"}
+    assert {o.name for o in orders(before) if o.kind == "Job"} != {o.name for o in orders(after) if o.kind == "Job"}
 
 
 def test_probes_ask_the_admin_port_and_by_https_with_internal_tls() -> None:

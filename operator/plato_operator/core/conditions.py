@@ -150,8 +150,6 @@ def _warnings(work: Work) -> Iterator[tuple[str, str]]:
     """(reason, message) of each thing that was asked for and is not as it was meant, the gravest first."""
     snap = work.snap
     spec = snap.cluster.spec
-    if spec.bus.type != "Postgres":
-        yield "BusNotSupported", f"this version has no bus of type {spec.bus.type}: pods will not start; use Postgres"
     foreign = [n for n, s in snap.shards.items() if not s.owned or shard_index(snap.cluster.name, n) is None]
     if foreign:
         yield "ForeignShard", f"not made by this PlatoCluster and passed over: {', '.join(sorted(foreign))}"

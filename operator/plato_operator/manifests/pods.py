@@ -49,6 +49,8 @@ START_S: Final = 300
 
 _RUN, _TMP, _ADMIN, _KEYS = "/run/plato", "/tmp", "/etc/plato/admin", "/etc/plato/keys"
 _TLS: Final = {"internal": "/etc/plato/tls/internal", "client": "/etc/plato/tls/client"}
+_BUS: Final = "/etc/plato/bus"
+"""The Secret of Kafka's client properties, whole: they may name further keys of it, such as ca.crt, as files here."""
 _ANYWHERE: Final = "0.0.0.0"
 
 _REQUESTS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -152,11 +154,11 @@ def migrate_pod(ask: Ask) -> dict[str, Any]:
         "resources": _resources("migrate", Resources()),
         "securityContext": _HARDENED,
         "terminationMessagePolicy": "FallbackToLogsOnError",  # a condition quotes the last words
-        "volumeMounts": [{"name": "tmp", "mountPath": _TMP}],
+        "volumeMounts": [{"name": "tmp", "mountPath": _TMP}, *_bus_mounts(ask.spec)],
     }
     spec = _pod(ask, container, ask.spec.msg.placement, STATE_GRACE_S)
     spec |= {"restartPolicy": "Never", "automountServiceAccountToken": False}
-    spec["volumes"] = [{"name": "tmp", "emptyDir": {}}]
+    spec["volumes"] = [{"name": "tmp", "emptyDir": {}}, *_bus_volumes(ask.spec)]
     for only_for_many in ("affinity", "topologySpreadConstraints"):
         if not getattr(ask.spec.msg.placement, _FIELDS[only_for_many]):
             spec.pop(only_for_many, None)
@@ -246,6 +248,8 @@ def _container(
     ]  # fmt: skip
     if component in (STATE, MSG, IPCONFIG):
         mounts.append({"name": "keys", "mountPath": _KEYS, "readOnly": True})
+    if component in (STATE, MSG):
+        mounts += _bus_mounts(ask.spec)
     if tls.internal is not None:
         mounts.append({"name": "tls-internal", "mountPath": _TLS["internal"], "readOnly": True})
     if tls.client is not None and component == GATEWAY:
@@ -293,11 +297,21 @@ def _volumes(ask: Ask) -> list[dict[str, Any]]:
     if component in (STATE, MSG, IPCONFIG):
         keys = spec.auth.keys
         found.append(_secret_volume("keys", keys.name) if keys is not None else {"name": "keys", "emptyDir": {}})
+    if component in (STATE, MSG):
+        found += _bus_volumes(spec)
     if spec.tls.internal is not None:
         found.append(_secret_volume("tls-internal", spec.tls.internal.name))
     if spec.tls.client is not None and component == GATEWAY:
         found.append(_secret_volume("tls-client", spec.tls.client.name))
     return found
+
+
+def _bus_volumes(spec: PlatoClusterSpec) -> list[dict[str, Any]]:
+    return [_secret_volume("bus", spec.bus.kafka.config.name)] if spec.bus.kafka is not None else []
+
+
+def _bus_mounts(spec: PlatoClusterSpec) -> list[dict[str, Any]]:
+    return [{"name": "bus", "mountPath": _BUS, "readOnly": True}] if spec.bus.kafka is not None else []
 
 
 def _secret_volume(volume: str, secret: str) -> dict[str, Any]:
@@ -326,8 +340,11 @@ def _backing(spec: PlatoClusterSpec, *, store: bool) -> list[dict[str, Any]]:
     uri, url = spec.database.uri, spec.store.url
     found = [_from_secret("PLATO_DATABASE__URI", uri.name, uri.key)]
     found += _text(PLATO_DATABASE__SCHEMA_NAME=spec.database.schema, PLATO_BUS__PARTITIONS=spec.bus.partitions)
-    if spec.bus.type != "Postgres":
-        found += _text(PLATO_BUS__TYPE=spec.bus.type.lower())
+    if spec.bus.kafka is not None:
+        found += _text(
+            PLATO_BUS__TYPE="kafka", PLATO_BUS__TOPIC=spec.bus.kafka.topic,
+            PLATO_BUS__PROPERTIES_FILE=f"{_BUS}/{spec.bus.kafka.config.key}",
+        )  # fmt: skip
     if store:
         found.append(_from_secret("PLATO_STORE__URL", url.name, url.key))
         found += _text(PLATO_STORE__KEY_PREFIX=spec.store.key_prefix) if spec.store.key_prefix else []

@@ -132,7 +132,7 @@ def test_the_statuses_of_a_websocket() -> None:
         websocket.upgrade(b"GET", b"/ws", [*asks, key, (b"origin", b"https://a.example")], names.WS_PATH, ()),
     ]
     assert [answer.status for answer in judged] == [404, 405, 426, 400, 403]
-    assert said == {answer.status for answer in judged} | {503, 408, 431}, "the last three: tests of the gateway"
+    assert said == {answer.status for answer in judged} | {503, 408, 429, 431}, "the last four: tests of the gateway"
     numbers = {row[0]: row[1] for row in closed}
     own = [websocket.NORMAL, websocket.GOING_AWAY, websocket.PROTOCOL_ERROR, websocket.UNSUPPORTED, websocket.TOO_BIG]
     assert list(numbers) == [*map(str, own), f"{websocket.APPLICATION} + code"]
@@ -149,7 +149,8 @@ def test_the_list_of_gateways() -> None:
     (entry,) = json.loads(block[1])["data"]
     assert entry == ipconfig._entry("edge-0", Gateway("uid", 0, 2, (), "203.0.113.7", 8900, 8901, "x:1"))
     statuses = {row[0]: row[1] for row in tables(part)[0]}
-    assert set(statuses) == {"401", "503"}
+    assert set(statuses) == {"401", "429", "503"}
+    assert statuses["429"] == str(int(Code.BUSY))
     assert statuses["503"] == str(int(Code.UNAVAILABLE))
     tokens = (Code.TOKEN_EXPIRED, Code.TOKEN_NOT_YET_VALID, Code.TOKEN_INVALID)
     assert statuses["401"] == ", ".join(str(int(c)) for c in tokens)

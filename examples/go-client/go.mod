@@ -1,0 +1,3 @@
+module plato-go-client
+
+go 1.22

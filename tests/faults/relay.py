@@ -3,7 +3,8 @@
     client ⇄ Relay (listens on a loopback port of its own) ⇄ target
 
 Bytes go through in order, both ways. On the way a test may hold them (`pause`), swallow them without a FIN on either side
-(`cut`: what a phone in a tunnel looks like), break both sockets with a reset (`reset`), hold back a close
+(`cut`: what a phone in a tunnel looks like), forget connections that stood idle, in the same way (`idle_drop_s`: what a
+mobile network's address translation does), break both sockets with a reset (`reset`), hold back a close
 (`close_delay_s`), write in pieces of n bytes (`split_bytes`), or judge each whole frame (`up_rule`, `down_rule`: pass, drop,
 delay). Rules need TCP frames; everything else works on any TCP stream. Memory: one read and one frame per direction.
 """
@@ -69,6 +70,10 @@ class Relay:
         self.kill_after_bytes = 0
         """A connection that carried so many bytes, both ways together, is reset: a network that kills sockets. 0: none."""
         self.killed = 0
+        self.idle_drop_s = 0.0
+        """Above 0: a connection on which no byte went either way for so long is cut when the next one comes."""
+        self.idle_drops = 0
+        """Connections that were cut so."""
         self.refuse = False
         """True: new connections are reset at once."""
         self.accepted = 0
@@ -144,6 +149,7 @@ class _Pair:
         assert task is not None
         self.task = task
         self.is_cut = False
+        self._active_s = asyncio.get_running_loop().time()
         self._relay = relay
         self._carried_bytes = 0
         self._client = (reader, writer)
@@ -190,6 +196,7 @@ class _Pair:
         with contextlib.suppress(OSError):
             while data := await reader.read(_READ_BYTES):
                 await relay._open.wait()
+                self._forget_idle()
                 rule = relay.up_rule if way == "up" else relay.down_rule
                 if rule is None:
                     await self._write(writer, data)
@@ -204,6 +211,13 @@ class _Pair:
         relay.ended.append(way)
         if self.is_cut:  # nobody hears of this end
             await self._stopped.wait()
+
+    def _forget_idle(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        idle_s, self._active_s = now_s - self._active_s, now_s
+        if 0 < self._relay.idle_drop_s < idle_s and not self.is_cut:
+            self._relay.idle_drops += 1
+            self.is_cut = True
 
     async def _write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         size = self._relay.split_bytes or len(data)

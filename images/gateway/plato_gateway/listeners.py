@@ -31,6 +31,7 @@ from plato.core.ids import ConnIdMinter, OutOfReservation
 from plato.wire.v1 import canned
 
 from .core import lanes, websocket
+from .core.addresses import key_of
 from .downlink import Downlink
 from .lane import address, poll_socket
 from .preflight import StartError, port_error
@@ -139,7 +140,8 @@ class Listeners:
         letter = self._sockets.listener_letter[listener_fd]
         for _ in range(ACCEPTS):
             try:
-                sock, _address = listener.accept()
+                # Not accept(): a socket object costs as much as the call, and only its number is kept.
+                fd, where = listener._accept()  # type: ignore[attr-defined]  # typeshed lacks it
             except BlockingIOError:
                 return
             except OSError as e:
@@ -147,10 +149,10 @@ class Listeners:
                     self._shed(listener)
                     return
                 continue  # the peer gave up before it was accepted
-            sock.setblocking(False)
-            with suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._accepted(sock.detach(), letter)
+            os.set_blocking(fd, False)
+            # TCP_NODELAY comes from the listener: Linux hands a listener's options on to what it accepts.
+            # The poller's socket has no address: it says whose connection it is (read_greeting).
+            self._accepted(fd, letter, b"%c%s:%d" % (letter, where[0].encode(), where[1]) if where else b"")
 
     def _shed(self, listener: socket.socket) -> None:
         """Out of file descriptors: gives the spare one up to accept and close one peer, else the listener stays readable
@@ -164,13 +166,20 @@ class Listeners:
         with suppress(OSError):
             self._spare_fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
 
-    def _accepted(self, fd: int, letter: int) -> None:
+    def _accepted(self, fd: int, letter: int, peer: bytes) -> None:
         sockets = self._sockets
+        if sockets.addresses is not None and letter != _POLL and (retry_ms := self._crowded(fd, peer[1:])):
+            if self._certificates is not None:
+                os.close(fd)  # words would cost a handshake
+                return
+            sockets.add(fd, TCP if letter == _TCP else UPGRADING, letter)
+            self._refuse_address(fd, retry_ms)
+            return
         if letter == _POLL:
             sockets.add(fd, GREETING, letter, FRESH)  # what is encrypted of it is so outside of this pod's sockets
         elif self._certificates is None:
             sockets.add(fd, TCP if letter == _TCP else UPGRADING, letter, FRESH)
-            if not self._admit(fd):
+            if not self._admit(fd, peer):
                 return
         elif self._shaking >= MAX_SHAKING:
             self._stats.refused += 1
@@ -184,15 +193,16 @@ class Listeners:
         if sockets.flags[fd] & FRESH:
             self._silent.append((self.age_ms + self._login_timeout_ms, fd, sockets.serial[fd]))
 
-    def _admit(self, fd: int) -> bool:
-        """Lets a connection in, or its upgrade begin; False: it was refused for want of stamps."""
+    def _admit(self, fd: int, peer: bytes = b"") -> bool:
+        """Lets a connection in, or its upgrade begin; False: it was refused for want of stamps. peer: as OPENED names it,
+        if that is known."""
         sockets = self._sockets
         if len(sockets.fd_of) + len(sockets.upgrades) >= self._max_connections or self.lag_ms > OVERLOADED_LAG_MS:
             self._refuse(fd, Code.GATEWAY_FULL)
         elif sockets.kind[fd] == UPGRADING:
             sockets.upgrades[fd] = h11.Connection(h11.SERVER, max_incomplete_event_size=UPGRADE_BYTES)
         else:
-            return self._let_in(fd)
+            return self._let_in(fd, peer)
         return True
 
     def read_greeting(self, fd: int) -> None:
@@ -208,7 +218,9 @@ class Listeners:
             return
         sockets.polled[fd] = said
         sockets.kind[fd] = TCP
-        if self._admit(fd):
+        if sockets.addresses is not None and (retry_ms := self._crowded(fd, said)):
+            self._refuse_address(fd, retry_ms)
+        elif self._admit(fd):
             self._stats.polled += 1
 
     def read_handshake(self, fd: int) -> None:
@@ -240,7 +252,7 @@ class Listeners:
             return "a new certificate is used"
         return self._certificates.failure if self._certificates.failure != before else ""
 
-    def _let_in(self, fd: int) -> bool:
+    def _let_in(self, fd: int, peer: bytes = b"") -> bool:
         """Gives the socket its conn_id; False: it was refused."""
         try:
             if self.closing:
@@ -251,8 +263,30 @@ class Listeners:
             return False
         self._sockets.name(fd, conn_id)
         self._stats.accepted += 1
-        self._uplink.opened(fd, conn_id)
+        self._uplink.opened(fd, conn_id, peer)
         return True
+
+    def _crowded(self, fd: int, peer: bytes) -> int:
+        """Counts a connection for its address, peer being host:port; above 0: there are too many, it may come again in so
+        many ms."""
+        addresses = self._sockets.addresses
+        assert addresses is not None
+        key = key_of(peer.rpartition(b":")[0].decode(errors="replace"))
+        retry_ms = addresses.came(key, self.age_ms)
+        if retry_ms:
+            self._stats.refused += 1
+        else:
+            self._sockets.counted[fd] = key
+        return retry_ms
+
+    def _refuse_address(self, fd: int, retry_ms: int) -> None:
+        if self._sockets.kind[fd] == TCP:
+            payload = canned.address_busy(retry_ms)
+            self._downlink.refuse(fd, struct.pack(">I", len(payload)) + payload)
+            return
+        code = Code.ADDRESS_BUSY
+        headers = [(b"x-plato-code", b"%d" % code), (b"retry-after", b"%d" % -(-retry_ms // 1_000))]
+        self._downlink.refuse(fd, _http(429, headers, text(code).encode() + b"\n"))
 
     def _refuse(self, fd: int, code: Code) -> None:
         self._stats.refused += 1

@@ -18,6 +18,7 @@ from typing import Final
 
 import h11
 
+from .core.addresses import Addresses
 from .core.websocket import Inbound
 from .tls import Sealed, Session, TlsError
 
@@ -85,6 +86,10 @@ class Sockets:
         self.tls: dict[int, Session] = {}
         self.polled: dict[int, bytes] = {}
         """By long polling: the client's address, as the process that does it said."""
+        self.addresses: Addresses | None = None
+        """Counts connections per address; None: nothing is bounded."""
+        self.counted: dict[int, str] = {}
+        """Per fd the address that it counts for."""
         self.again: list[tuple[int, int]] = []
         """(fd, serial) of TLS connections that may hold input which no event will tell of."""
         self.open = 0
@@ -291,6 +296,8 @@ class Sockets:
         self.queues.pop(fd, None)
         self.tls.pop(fd, None)
         self.polled.pop(fd, None)
+        if self.addresses is not None and (key := self.counted.pop(fd, None)) is not None:
+            self.addresses.gone(key)
         self.epoll.unregister(fd)
         self._ended.append(fd)
 

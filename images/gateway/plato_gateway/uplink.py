@@ -215,9 +215,9 @@ class Uplink:
 
     # ── what sockets say ─────────────────────────────────────────────────────────────────────────────────────
 
-    def opened(self, fd: int, conn_id: int) -> None:
-        """A connection was let in."""
-        self._group_of[conn_id & 0x3FF].add(lanes.OPENED, conn_id, self._sockets.peer(fd))
+    def opened(self, fd: int, conn_id: int, peer: bytes = b"") -> None:
+        """A connection was let in. peer: what OPENED says of it, if that is known."""
+        self._group_of[conn_id & 0x3FF].add(lanes.OPENED, conn_id, peer or self._sockets.peer(fd))
 
     def closed(self, conn_id: int, code: int) -> None:
         """A connection ended."""

@@ -10,6 +10,7 @@ them, and connects again; R6's announcement tells the next link what lives.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import secrets
@@ -23,6 +24,7 @@ from plato.runtime import logs
 from plato.runtime.settings import Settings
 
 from .core import lanes
+from .core.addresses import Addresses
 from .core.drain import Mode
 from .downlink import Downlink
 from .lane import RETRY_MS, Lane
@@ -35,6 +37,9 @@ WAIT_MS: Final = 200
 MAX_EVENTS: Final = 4_096
 MAX_STEP_MS: Final = 250
 STATS_MS: Final = 1_000
+GC_AFTER: Final = 20_000
+"""New objects between two looks for garbage in cycles, of which a worker makes next to none; a storm of connects makes
+objects that stay."""
 STOP_MS: Final = 1_000
 """How long a stopping worker waits for its peers to take their last frame."""
 
@@ -51,6 +56,10 @@ class Worker:
         self.stats = lanes.Stats()
         self._lane = Lane(gateway.run_dir)
         self._sockets = Sockets()
+        if gateway.connections_per_address or gateway.connects_per_s_per_address:
+            # The kernel spreads an address's connections over the workers, each of which has its part of the bounds.
+            most = -(-gateway.connections_per_address // gateway.workers)
+            self._sockets.addresses = Addresses(most, gateway.connects_per_s_per_address / gateway.workers)
         self._downlink = Downlink(self._sockets, self.stats, gateway.send_queue_bytes)
         self._uplink = Uplink(self._sockets, self._downlink, self.stats, gateway.max_frame_bytes, self._lane.send)
         self._downlink.sink = self._uplink
@@ -289,6 +298,10 @@ def run(settings: Settings, index: int) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     worker = Worker(settings, index)
     worker.listen()
+    # What was imported lives as long as the process: no collection has to look at it.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_AFTER, 20, 20)
     return worker.run()
 
 

@@ -23,6 +23,7 @@ from plato.core.frames import FrameReader, pack, split
 from plato.core.ids import slot_of, worker_id_of
 from plato.runtime.settings import Settings, dump
 from plato.wire.v1 import canned
+from plato.wire.v1 import client_pb2 as wire_pb
 from plato_gateway.core import lanes
 from plato_gateway.core.drain import Mode
 from plato_gateway.uplink import SHARE
@@ -486,6 +487,40 @@ def test_past_max_connections_the_next_gateway_is_named_on_both_listeners(start:
         w.link.until(lambda: w.link.closes_of(a_id) == [0])
         with w.connect() as c:
             assert w.link.conn_id_of(c) not in (a_id, b_id)
+
+
+def test_an_address_past_its_connections_is_told_when_on_both_listeners_and_others_come_in(start: Start) -> None:
+    w = start(connections_per_address=2)
+    with w.connect() as a, w.connect(w.settings.gateway.ws_port):
+        a_id = w.link.conn_id_of(a)
+        with w.connect() as refused:
+            assert read_frame(refused) == canned.address_busy(30_000)
+            assert read_frame(refused) == b""
+        with w.connect(w.settings.gateway.ws_port) as refused:
+            answer = refused.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 429 ")
+            assert b"retry-after: 30" in answer.lower()
+        where = "127.0.0.1", w.settings.gateway.tcp_port
+        with socket.create_connection(where, DEADLINE_S, source_address=("127.0.0.2", 0)) as other:
+            w.link.conn_id_of(other)
+        a.close()
+        w.link.until(lambda: w.link.closes_of(a_id) == [0])
+        with w.connect() as c:
+            w.link.conn_id_of(c)
+        w.link.until(lambda: w.link.stats.refused == 2)
+
+
+def test_an_address_that_connects_too_fast_waits_and_keeps_what_it_has(start: Start) -> None:
+    w = start(connects_per_s_per_address=1)
+    let_in = [w.connect() for _ in range(10)]
+    first_id = w.link.conn_id_of(let_in[0])
+    refused = w.connect()
+    frame = wire_pb.MsgCmd.FromString(read_frame(refused))
+    error = wire_pb.ErrorMsg.FromString(frame.Payload)
+    assert error.code == Code.ADDRESS_BUSY
+    assert 0 < error.retry_ms <= 1_001
+    let_in[0].sendall(pack(b"still here"))
+    w.link.until(lambda: w.link.data_of(first_id) == [b"still here"])
 
 
 def test_without_a_window_or_home_slots_new_ones_are_refused_and_old_ones_kept(start: Start) -> None:

@@ -109,6 +109,12 @@ class GatewaySettings(_Section):
         ge=0,
         description="What its network carries, both ways together; ipconfig sends clients where most is left. 0: not told.",
     )
+    connections_per_address: int = Field(
+        0, ge=0, description="Connections of one IP address; 0: no bound. Thousands of phones may share one address."
+    )
+    connects_per_s_per_address: int = Field(
+        0, ge=0, description="New connections of one IP address per second, ten seconds' worth at once; 0: no bound."
+    )
     max_frame_bytes: int = Field(
         65_536, ge=4_096, le=1_048_576, description="Largest payload of one frame; a larger one closes its connection."
     )
@@ -199,6 +205,30 @@ class StateSettings(_Section):
     max_uplinks_per_connection: int = Field(
         64, ge=1, description="Uplinks of one connection on their way; past it: busy."
     )
+    connection_uplinks_per_s: int = Field(
+        500,
+        ge=1,
+        le=100_000,
+        description="Uplinks of one connection, and four times as many at once; past it: too fast.",
+    )
+    user_uplinks_per_s: int = Field(
+        1_000,
+        ge=1,
+        le=100_000,
+        description="The same for all connections that one user has with this shard.",
+    )
+    bus_calm_ms: int = Field(
+        400,
+        ge=50,
+        le=10_000,
+        description="Uplinks that wait longer for the bus mean overload: new ones are told to wait; docs/overload.md.",
+    )
+    receipt_calm_ms: int = Field(
+        5_000,
+        ge=500,
+        le=60_000,
+        description="The same for uplinks that the bus has and that msg did not deal with yet.",
+    )
     bus_queue_bytes: int = Field(
         33_554_432, ge=1_048_576, description="Uplink bytes that wait for the bus; past it: busy."
     )
@@ -240,6 +270,12 @@ class MsgSettings(_Section):
     batch_records: int = Field(500, ge=1, le=10_000, description="Records of one partition in one transaction.")
     member_stale_ms: int = Field(3_000, ge=500, description="A msg process silent this long loses its partitions.")
     bus_retention_s: int = Field(86_400, ge=60, description="Bus rows are kept this long after their fan-out.")
+    read_calm_ms: int = Field(
+        500, ge=50, le=10_000, description="A Sync or Pull that takes longer means overload; see docs/overload.md."
+    )
+    hot_pulls_per_s: int = Field(
+        50, ge=1, description="Pulls of one conversation that make it hot: they are answered together, from memory."
+    )
     allocator: Literal["single_writer", "redis", "segment"] = Field(
         "single_writer", description="Who gives seqs; see docs/allocators.md. May change at any start."
     )
@@ -347,7 +383,9 @@ class BusSettings(_Section):
         if self.type == "kafka" and not named:
             raise ValueError("type kafka needs bus.servers (host:port, …) or bus.properties_file")
         if self.type == "postgres" and named:
-            raise ValueError("bus.servers and bus.properties_file name a Kafka, but bus.type is postgres; set it to kafka")
+            raise ValueError(
+                "bus.servers and bus.properties_file name a Kafka, but bus.type is postgres; set it to kafka"
+            )
         return self
 
 

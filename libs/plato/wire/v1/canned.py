@@ -11,12 +11,18 @@ from typing import Final
 from .suffix import varint
 
 _ERROR_TYPE: Final = 16
+_ADDRESS_BUSY: Final = "too many connections come from your address; try the next gateway, this one after the time told"
 
 
-def _error(code: int, words: str) -> bytes:
+def _error(code: int, words: str, more: bytes = b"") -> bytes:
     text = words.encode()
-    error = b"\x08" + varint(code) + b"\x12" + varint(len(text)) + text
+    error = b"\x08" + varint(code) + b"\x12" + varint(len(text)) + text + more
     return b"\x08" + varint(_ERROR_TYPE) + b"\x12" + varint(len(error)) + error
+
+
+def address_busy(retry_ms: int) -> bytes:
+    """ADDRESS_BUSY: it alone holds a number that is not known beforehand, ErrorMsg.retry_ms."""
+    return _error(207, _ADDRESS_BUSY, b"\x28" + varint(retry_ms))
 
 
 GATEWAY_FULL: Final = _error(200, "this gateway is full; try the next one")

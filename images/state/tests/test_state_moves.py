@@ -101,11 +101,11 @@ async def test_r5_a_slot_comes_soon_after_its_release_and_the_shard_stays_ready(
         for slot in (SLOT, SLOT + 1, SLOT + 2):  # the best of three: a machine may stall, the rule has no room for that
             store.release_fails = True
             give(world, [slot], "s1")
-            await until(lambda: slot not in s0.shard.slots and s1.ownership._sightings.ordered() == [slot])  # noqa: B023
+            await until(lambda: slot not in s0.shard.slots and s1.ownership._sightings.ordered() == [slot])  # noqa: B023  # looked at within its turn
             assert s1.not_ready() == ""
             begun = asyncio.get_running_loop().time()
             store.release_fails = False  # it is tried again
-            await until(lambda: slot in s1.shard.slots and s1.shard.slots[slot].loaded)  # noqa: B023
+            await until(lambda: slot in s1.shard.slots and s1.shard.slots[slot].loaded)  # noqa: B023  # looked at within its turn
             took_s.append(asyncio.get_running_loop().time() - begun)
         assert min(took_s) < 0.7, "it looks more often than it proves itself"
 

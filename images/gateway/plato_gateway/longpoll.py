@@ -22,6 +22,7 @@ import secrets
 import signal
 import ssl
 import time
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -242,7 +243,7 @@ class Polls:
             where, folder = address(self._gateway.run_dir, poll_socket(index))
             upstream = Upstream(session)
             try:
-                await loop.create_unix_connection(lambda made=upstream: made, where)  # type: ignore[misc]
+                await loop.create_unix_connection(partial(_itself, upstream), where)
             except OSError:
                 continue  # the pod starts it again
             finally:
@@ -336,6 +337,10 @@ class NewestCertificate:
 
 def _certificates(folder: Path | None) -> NewestCertificate | None:
     return NewestCertificate(load(folder)) if folder is not None else None
+
+
+def _itself(upstream: Upstream) -> Upstream:
+    return upstream
 
 
 def _words(status: int, words: str, *headers: tuple[str, str]) -> Response:

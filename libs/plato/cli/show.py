@@ -19,10 +19,12 @@ def status_lines(status: dict[str, Any]) -> list[str]:
     ports = status["ports"]
     tcp = ", ".join(str(port) for key, port in ports.items() if key.endswith(".tcp"))
     ws = ", ".join(str(port) for key, port in ports.items() if key.endswith(".ws"))
+    polls = ", ".join(str(port) for key, port in ports.items() if key.endswith(".poll"))
+    polled = f"; long polling {polls}" if polls else ""
     return [
         f"Plato {status['version']} is {status['phase']}; supervisor {status['supervisor_pid']}",
         f"data: {status['data_dir']}",
-        f"clients: TCP {tcp}; WebSocket {ws}; list of gateways: port {ports.get('ipconfig', '–')}",
+        f"clients: TCP {tcp}; WebSocket {ws}{polled}; list of gateways: port {ports.get('ipconfig', '–')}",
         f"durability: {status['durability']}",
         "",
         *table,

@@ -3,6 +3,7 @@
     APART             the faults, which wait most of the time (for kills, time-outs, repairs), and as much more as makes both
                       runs end together
     everything else   short and busy
+    OTHERWISE         left out: a make target of their own runs them
 
 The first run's output is shown live, the second's when it has ended; the last line adds the two up as pytest would say it.
 With arguments one pytest gets them all. Exit code 0 when both runs passed. What is started ends with this process.
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
+OTHERWISE = ("tests/kafka",)
 APART = ("tests/faults", "libs/plato/tests/test_local_supervisor.py", "tests/contract/test_grpc_liveness.py")
 
 
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     counts: Counter[str] = Counter()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as apart:
         # The second run leaves the cache of last failures to the first.
-        runs.append(pytest([f"--ignore={path}" for path in APART], subprocess.PIPE))
+        runs.append(pytest([f"--ignore={path}" for path in (*APART, *OTHERWISE)], subprocess.PIPE))
         runs.append(pytest(["-p", "no:cacheprovider", *(p for p in APART if (ROOT / p).exists())], apart))
         shown = []
         live = runs[0].stdout

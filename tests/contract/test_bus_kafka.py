@@ -13,15 +13,15 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from plato.adapters import bus_kafka_topic, schema_pg
 from plato.adapters.bus import both
 from plato.adapters.bus_kafka import KafkaBusProducer
-from plato.adapters.bus_kafka_config import TopicGone
+from plato.adapters.bus_kafka_config import KafkaConfig, TopicGone
 from plato.adapters.bus_kafka_reader import KafkaBusReader
 from plato.adapters.bus_kafka_topic import judge_durability
 from plato.adapters.schema_pg import Durability
 from plato.core.errors import OutOfRange, Unavailable
 from plato.local.kafka import KafkaServer
-from plato.runtime.settings import SettingsError
+from plato.runtime.settings import BusSettings, SettingsError
 
-from tests.kafka.broker import Broker, freeze, thaw
+from tests.kafka.broker import PASSWORD, Broker, freeze, thaw
 
 PARTITIONS = 4
 FRAME_BYTES = 65_536
@@ -162,6 +162,40 @@ async def test_r8_what_was_acknowledged_survives_kill_9_of_the_broker_and_the_sa
         heard = asyncio.create_task(pair.reader.wait([2], 30.0))
         await pair.repeat({2: [b"heard"]})
         assert await heard == {2}
+
+
+# ── who we are there ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_tls_and_a_password_by_a_file_of_properties(pair: Pair, tmp_path: Path) -> None:
+    broker = pair.broker
+    broker.ca.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
+    path = tmp_path / "client.properties"
+
+    def secured(password: str) -> KafkaConfig:
+        said = password.replace('"', '\\\\"')
+        path.write_text(
+            f"bootstrap.servers=127.0.0.1:{broker.secure_port}\nsecurity.protocol=SASL_SSL\nsasl.mechanism=PLAIN\n"
+            'sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required username="plato"'
+            f' password="{said}";\nssl.ca.location={tmp_path}/ca.crt\n'
+        )
+        return KafkaConfig(BusSettings(type="kafka", properties_file=path, topic=pair.topic))
+
+    config = secured(PASSWORD)
+    topic = await bus_kafka_topic.look(config, PARTITIONS, FRAME_BYTES)
+    assert topic.partitions == PARTITIONS
+    producer, reader = KafkaBusProducer(config, PARTITIONS), KafkaBusReader(config)
+    try:
+        await producer.append({0: [b"a"]})
+        assert [r.value for r in await reader.read(0, 0, 10)] == [b"a"]
+        secured("wrong")
+        for refused in (bus_kafka_topic.look(config, PARTITIONS, FRAME_BYTES), KafkaBusReader(config).read(0, 0, 1)):
+            with pytest.raises(Unavailable, match=r"[Ii]nvalid username or password") as caught:
+                await refused
+            assert "wrong" not in str(caught.value)
+    finally:
+        await producer.close()
+        await reader.close()
 
 
 # ── R11: what a topic promises ───────────────────────────────────────────────────────────────────────────────

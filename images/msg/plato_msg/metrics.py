@@ -30,7 +30,7 @@ ID_LAG_MS: Final = Gauge(
     "plato_msg_id_lag_ms", "How far the clock lies behind its greatest reading; above 5 it stepped back."
 )
 DURABILITY: Final = Gauge(
-    "plato_msg_durability", "1 at what the database promises: none, process, node (R11).", ["level"]
+    "plato_msg_durability", "1 at what bus and database promise: none, process, node (R11).", ["level"]
 )
 READS: Final = Counter("plato_msg_reads_total", "Sync and Pull answered, by code.", ["kind", "code"])
 SEQ_JUMPS: Final = Counter(

@@ -59,7 +59,7 @@ class KafkaBusProducer:
         async with contextlib.AsyncExitStack() as turns:
             for partition in portions:  # in ascending order, so that two appends never wait for each other
                 await turns.enter_async_context(self._turns[partition])
-            with translated(f"append to {self._config.topic}"):
+            with translated(f"append to {self._config.topic}, {self._config.where()}"):
                 async with asyncio.timeout(self.timeout_s):
                     producer = await self._open()
                     try:

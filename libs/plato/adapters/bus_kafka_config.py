@@ -23,6 +23,7 @@ from aiokafka.errors import (
     AuthenticationFailedError,
     AuthenticationMethodNotSupported,
     ClusterAuthorizationFailedError,
+    KafkaConnectionError,
     KafkaError,
     TopicAuthorizationFailedError,
 )
@@ -58,8 +59,23 @@ _KNOWN: Final = {
 }
 _JAAS: Final = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
-# Each fault of its comes out as an error of ours, with what is done about it; its own lines would tell it again each time.
-logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+
+class _Heard(logging.Handler):
+    """What aiokafka said last of a connection: it logs why a broker does not let us in, and raises that none does.
+
+    Its lines go no further: each fault comes out as an error of ours, with what is done about it.
+    """
+
+    last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.filename == "client.py":
+            self.last = " ".join(record.getMessage().split())[:300]
+
+
+_heard = _Heard(logging.ERROR)
+logging.getLogger("aiokafka").propagate = False
+logging.getLogger("aiokafka").addHandler(_heard)
 
 
 class TopicGone(Unavailable):
@@ -77,6 +93,8 @@ def translated(what: str) -> Iterator[None]:
         raise Unavailable(f"{what}: Kafka refuses our name or password: {_text(e)}") from e
     except (TopicAuthorizationFailedError, ClusterAuthorizationFailedError) as e:
         raise Unavailable(f"{what}: Kafka does not allow it to us: {_text(e)}") from e
+    except KafkaConnectionError as e:
+        raise Unavailable(f"{what}: no broker lets us in: {_heard.last or _text(e)}") from e
     except (KafkaError, OSError) as e:
         raise Unavailable(f"{what}: {_text(e)}") from e
 

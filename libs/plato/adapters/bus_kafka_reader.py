@@ -183,7 +183,7 @@ class KafkaBusReader:
     async def trim(self, partition: int, upto: int, older_than_s: int) -> int:
         """See the port. Up to the first record that is younger: what is deleted of a log is its beginning."""
         asker, at = await self._ask(), self._at(partition)
-        with translated(f"trim of {self._config.topic}"):
+        with translated(f"trim of {self._config.topic}, {self._config.where()}"):
             begin = (await asker.beginning_offsets([at]))[at]
             before = min(upto, (await asker.end_offsets([at]))[at])
             if older_than_s > 0:
@@ -335,7 +335,7 @@ class KafkaBusReader:
         found: dict[int, int] = {}
 
         async def ask(group: list[TopicPartition]) -> bool:
-            with translated(f"read of {self._config.topic}"):
+            with translated(f"read of {self._config.topic}, {self._config.where()}"):
                 found.update({at.partition: end for at, end in (await asker.end_offsets(group)).items()})
             return True
 
@@ -409,7 +409,7 @@ class KafkaBusReader:
             if self._asker is None:
                 asker = await self._consumer()
                 try:
-                    with translated(f"read of {self._config.topic}"):
+                    with translated(f"read of {self._config.topic}, {self._config.where()}"):
                         async with asyncio.timeout(self._timeout_s):
                             await asker._client._wait_on_metadata(self._config.topic)
                 except BaseException:
@@ -437,7 +437,7 @@ class KafkaBusReader:
             retry_backoff_ms=50,
         )
         try:
-            with translated(f"{self._config.where()} does not answer"):
+            with translated(self._config.where()):
                 async with asyncio.timeout(self._timeout_s):
                     await consumer.start()
         except BaseException:

@@ -123,7 +123,7 @@ async def look(config: KafkaConfig, partitions: int, frame_bytes: int) -> Topic:
 
 @contextlib.asynccontextmanager
 async def _admin(config: KafkaConfig) -> AsyncIterator[AIOKafkaAdminClient]:
-    with translated(f"{config.where()}"):
+    with translated(config.where()):
         admin = AIOKafkaAdminClient(**config.options(), request_timeout_ms=round(TIMEOUT_S * 1000))
         try:
             async with asyncio.timeout(3 * TIMEOUT_S):

@@ -56,6 +56,8 @@ async def main(settings: Settings) -> int:
             member_stale_ms=settings.msg.member_stale_ms,
             bus_retention_s=settings.msg.bus_retention_s,
             max_frame_bytes=settings.gateway.max_frame_bytes,
+            hot_pulls_per_s=settings.msg.hot_pulls_per_s,
+            read_calm_ms=settings.msg.read_calm_ms,
         ),
         topology,
         bus,
@@ -88,7 +90,7 @@ async def main(settings: Settings) -> int:
             " free it or choose another one"
         ) from e
     grpc, _ = await server.start(
-        server.MsgServicer(service.history, not_ready), settings.msg.host, settings.msg.grpc_port, own_tls
+        server.MsgServicer(service.reads, not_ready), settings.msg.host, settings.msg.grpc_port, own_tls
     )
 
     async def serve() -> None:

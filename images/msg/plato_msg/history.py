@@ -19,11 +19,13 @@ from plato.wire.v1 import client_pb2 as wire
 
 from plato_msg import metrics
 from plato_msg.core.fanout import session_id
+from plato_msg.hot import HotConversations
 from plato_msg.store_pg import ROW_BYTES, Message, PgMsgStore
 
 PAGE: Final = 100
 MAX_PAGE: Final = 500
 MAX_CURSORS: Final = 500
+HOT_PULLS_PER_S: Final = 50
 FRAME_ROOM_BYTES: Final = 1_024
 """Kept free in a frame for what is not a row."""
 _ITEM_BYTES: Final = 168
@@ -33,8 +35,10 @@ _ITEM_BYTES: Final = 168
 class History:
     """Answers Sync and Pull for one user at a time. Raises Unavailable; refusals are codes in the answers."""
 
-    def __init__(self, store: PgMsgStore, *, max_frame_bytes: int) -> None:
+    def __init__(self, store: PgMsgStore, *, max_frame_bytes: int, hot_pulls_per_s: int = HOT_PULLS_PER_S) -> None:
+        """hot_pulls_per_s: pulls of one conversation that make it hot; see plato_msg.hot."""
         self._store = store
+        self._hot = HotConversations(store, hot_pulls_per_s)
         self._page_bytes = max_frame_bytes - FRAME_ROOM_BYTES
 
     async def sync(self, user: str, sync: wire.SyncMsg) -> wire.SyncedMsg:
@@ -62,7 +66,10 @@ class History:
         """Rows of one conversation, from the old or the new end of the range."""
         answer = wire.PulledMsg(ref=pull.ref, conversation_id=pull.conversation_id)
         code = check_pull(pull)
-        membership = await self._store.membership(user, pull.conversation_id) if code == Code.OK else None
+        hot = code == Code.OK and self._hot.seen(pull.conversation_id)
+        membership = None
+        if code == Code.OK:
+            membership = await (self._hot if hot else self._store).membership(user, pull.conversation_id)
         if code == Code.OK and membership is None:
             code = Code.NOT_A_MEMBER  # also where there is no such conversation: nothing is revealed
         metrics.READS.labels("pull", code.name.lower()).inc()
@@ -77,14 +84,14 @@ class History:
         if last < first:
             return answer  # an empty range: what is not there yet is not covered
         limit = pull.limit or PAGE
-        rows = await self._store.messages(
-            pull.conversation_id,
-            max(first, joined + 1),
-            last,
-            limit + 1,
-            self._page_bytes,
-            newest_first=pull.newest_first,
-        )
+        begin, newest_first = max(first, joined + 1), pull.newest_first
+        rows = None
+        if hot:
+            rows = self._hot.rows(pull.conversation_id, begin, last, limit + 1, newest_first=newest_first)
+        if rows is None:
+            rows = await self._store.messages(
+                pull.conversation_id, begin, last, limit + 1, self._page_bytes, newest_first=newest_first
+            )
         page = self._fitting(rows[:limit])
         if len(page) < len(rows):
             if pull.newest_first:
@@ -108,6 +115,10 @@ class History:
             for row in page
         )
         return answer
+
+    def hot_conversations(self) -> list[str]:
+        """The conversations that are hot now."""
+        return self._hot.hot()
 
     def _fitting(self, rows: list[Message]) -> list[Message]:
         """The first rows that fit into a frame together; always one."""

@@ -33,6 +33,23 @@ DURABILITY: Final = Gauge(
     "plato_msg_durability", "1 at what bus and database promise: none, process, node (R11).", ["level"]
 )
 READS: Final = Counter("plato_msg_reads_total", "Sync and Pull answered, by code.", ["kind", "code"])
+READS_IN_FLIGHT: Final = Gauge("plato_msg_reads_in_flight", "Syncs and Pulls that are being answered.")
+READS_LIMIT: Final = Gauge(
+    "plato_msg_reads_in_flight_limit", "How many of them may be in flight, once they are not answered in time."
+)
+READS_AGE: Final = Gauge("plato_msg_reads_in_flight_seconds", "How long the oldest of them takes by now.")
+BREAKER: Final = Gauge(
+    "plato_msg_breaker_refusal_ratio", "The share of reads that the breaker toward the database refuses now."
+)
+BREAKER_REFUSED: Final = Counter(
+    "plato_msg_breaker_refused_total", "Reads that the breaker toward the database refused."
+)
+HOT: Final = Gauge("plato_msg_hot_conversations", "Conversations that are pulled so often that their reads are merged.")
+HOT_READS: Final = Counter(
+    "plato_msg_hot_reads_total",
+    "Pulls of hot conversations: asked, merged with a question that waited, rows from memory.",
+    ["how"],
+)
 SEQ_JUMPS: Final = Counter(
     "plato_msg_seq_jumps_total", "Counters of the store that were lost and begun again, higher up."
 )

@@ -13,7 +13,7 @@ from plato.runtime.settings import SettingsError
 from plato.runtime.tls import InternalTls, add_port
 from plato.wire.v1 import client_pb2, msg_pb2, msg_pb2_grpc
 
-from plato_msg.history import History
+from plato_msg.reads import Reads
 
 STOP_GRACE_S: Final = 1.0
 
@@ -21,8 +21,8 @@ STOP_GRACE_S: Final = 1.0
 class MsgServicer(msg_pb2_grpc.MsgServicer):
     """Answers UNAVAILABLE while the process does not serve, and when the database is away: the caller tries the next one."""
 
-    def __init__(self, history: History, not_ready: Callable[[], str]) -> None:
-        self._history = history
+    def __init__(self, reads: Reads, not_ready: Callable[[], str]) -> None:
+        self._reads = reads
         self._not_ready = not_ready
 
     async def Sync(
@@ -31,7 +31,7 @@ class MsgServicer(msg_pb2_grpc.MsgServicer):
         """See msg.proto."""
         await self._check(context)
         try:
-            return await self._history.sync(request.user_id, request.sync)
+            return await self._reads.sync(request.user_id, request.sync)
         except Unavailable as e:
             await _abort(context, str(e))
 
@@ -41,7 +41,7 @@ class MsgServicer(msg_pb2_grpc.MsgServicer):
         """See msg.proto."""
         await self._check(context)
         try:
-            return await self._history.pull(request.user_id, request.pull)
+            return await self._reads.pull(request.user_id, request.pull)
         except Unavailable as e:
             await _abort(context, str(e))
 

@@ -13,21 +13,25 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from plato.core.errors import Unavailable
+from plato.guards import Guard, GuardedConnections
 from plato.ports import BusReader, ReservationStore, ShardClient, TopologySource
 from plato.runtime import logs
 from plato.runtime.process import forever
 from plato.runtime.report import ranges
 
+from plato_msg import metrics
 from plato_msg.core.allocator import Allocator, SingleWriter
 from plato_msg.core.policy import Rules
 from plato_msg.downlink import Downlink, RouteReader
-from plato_msg.history import History
+from plato_msg.history import HOT_PULLS_PER_S, History
 from plato_msg.ids import MsgIds
 from plato_msg.owner import TICK_S, Ownership
+from plato_msg.reads import Reads
 from plato_msg.store_pg import Database, PgMsgStore
 from plato_msg.uplink import Uplinks
 
 TRIM_PERIOD_S: Final = 60.0
+GAUGES_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +46,14 @@ class Options:
     member_stale_ms: int = 3_000
     bus_retention_s: int = 86_400
     max_frame_bytes: int = 65_536
+    hot_pulls_per_s: int = HOT_PULLS_PER_S
+    read_calm_ms: int = 500
     tick_s: float = TICK_S
 
 
 class MsgService:
-    """A msg process without its sockets: `run` works until cancelled, `history` answers reads, `not_ready` says why not."""
+    """A msg process without its sockets: `run` works until cancelled, `reads` answers Sync and Pull, `not_ready` says why
+    not."""
 
     def __init__(
         self,
@@ -66,7 +73,13 @@ class MsgService:
         self._bus = bus
         self._reservations = reservations
         self.store = PgMsgStore(database)
-        self.history = History(PgMsgStore(reads), max_frame_bytes=options.max_frame_bytes)
+        self.guard = Guard("the database", metrics.BREAKER_REFUSED.inc)
+        self.history = History(
+            PgMsgStore(GuardedConnections(reads, self.guard)),
+            max_frame_bytes=options.max_frame_bytes,
+            hot_pulls_per_s=options.hot_pulls_per_s,
+        )
+        self.reads = Reads(self.history, options.read_calm_ms)
         self._allocator = allocator or SingleWriter()
         self.owners = Ownership(
             self.store,
@@ -143,6 +156,7 @@ class MsgService:
             tasks.create_task(forever("owner", self.owners.run()), name="owner")
             tasks.create_task(forever("uplink", uplinks.run()), name="uplink")
             tasks.create_task(forever("trim", self._trim()), name="trim")
+            tasks.create_task(forever("gauges", self._measure()), name="gauges")
 
     async def leave(self) -> None:
         """Gives every partition up, so that the others need not wait for our silence. A hint: after `run` was cancelled."""
@@ -166,6 +180,13 @@ class MsgService:
         while True:
             epoch, worker_id = await self._own_worker_id(epoch)
             ids.rename(worker_id)
+
+    async def _measure(self) -> None:
+        """Sets the gauges of the reads."""
+        while True:
+            self.reads.measure()
+            metrics.BREAKER.set(self.guard.refusal_ratio)
+            await asyncio.sleep(GAUGES_S)
 
     async def _trim(self) -> None:
         """Deletes bus records that are long fanned out."""

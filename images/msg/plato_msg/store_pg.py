@@ -311,6 +311,18 @@ class PgMsgStore:
             )
         return (row[0], row[1]) if row is not None else None
 
+    async def memberships(self, conversation_id: str, users: Collection[str]) -> tuple[int, dict[str, int]] | None:
+        """`membership` for several users at once: last_seq and {user: joined_seq} of the members among them; None: there is
+        no such conversation."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(
+                "SELECT c.last_seq, m.user_id, m.joined_seq FROM im_conversation c LEFT JOIN im_member m"
+                " ON m.conversation_id = c.conversation_id AND m.user_id = ANY ($2) WHERE c.conversation_id = $1",
+                conversation_id,
+                list(users),
+            )
+        return (rows[0][0], {row[1]: row[2] for row in rows if row[1] is not None}) if rows else None
+
     async def messages(
         self, conversation_id: str, from_seq: int, to_seq: int, limit: int, limit_bytes: int, *, newest_first: bool
     ) -> list[Message]:

@@ -74,12 +74,16 @@ class Downlink:
         untaken: list[int] = []
         connections = self._shard.connections
         push, debug = self.push, self._log.debug
+        admission, now_ms = self._shard.admission, self._shard.now_ms
+        probes = admission.probes
         for entry, (conn_id, index) in enumerate(zip(conn_ids, indexes, strict=True)):
             connection = connections.get(conn_id)
             if connection is None or not connection.takes_pushes or index >= len(payloads):
                 untaken.append(entry)
             else:
                 push(connection, payloads[index])
+                if conn_id in probes:
+                    admission.arrived(conn_id, payloads[index], now_ms)
                 if index < len(trace_ids) and trace_ids[index]:
                     debug("pushed", conn_id=conn_id, trace_id=trace_ids[index])
         metrics.PUSHES.inc(len(conn_ids) - len(untaken))

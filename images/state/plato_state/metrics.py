@@ -33,3 +33,17 @@ PROOF_LAG: Final = Gauge("plato_state_fence_lag_seconds", "Own ticks since the f
 LINKS: Final = Gauge("plato_state_links", "Gateway streams that are attached.")
 LOOP_LAG: Final = Gauge("plato_state_loop_lag_seconds", "How late the last tick was.")
 ERRORS: Final = Counter("plato_state_errors_total", "Unexpected errors while an event was handled.")
+REFUSED: Final = Counter(
+    "plato_state_uplinks_put_off_total", "Uplinks that were told to come later, by what for.", ["for"]
+)
+IN_FLIGHT: Final = Gauge(
+    "plato_state_in_flight", "Uplinks that wait for the bus, or for msg behind it; Syncs and Pulls.", ["where"]
+)
+IN_FLIGHT_LIMIT: Final = Gauge(
+    "plato_state_in_flight_limit", "How many of them may be in flight, once they are not dealt with in time.", ["where"]
+)
+IN_FLIGHT_AGE: Final = Gauge("plato_state_in_flight_seconds", "How long the oldest of them takes by now.", ["where"])
+BREAKER_REFUSED: Final = Counter("plato_state_breaker_refused_total", "Calls that a breaker refused.", ["toward"])
+BREAKER: Final = Gauge(
+    "plato_state_breaker_refusal_ratio", "The share of calls that a breaker refuses now.", ["toward"]
+)

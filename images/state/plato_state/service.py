@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from plato.guards import Guard, GuardedRoutes, GuardedSessions
 from plato.ports import (
     BusProducer,
     MsgClient,
@@ -23,6 +24,7 @@ from plato.runtime.report import ranges
 from plato.runtime.settings import Settings
 from plato.runtime.tls import InternalTls
 
+from plato_state import metrics
 from plato_state.downlink import Downlink
 from plato_state.ownership import Ownership
 from plato_state.recovery import Recovery
@@ -59,15 +61,22 @@ class StateShard:
         self.shard = Shard(name, settings.state, settings.auth.guests, settings.gateway.max_frame_bytes)
         router = Router(ports.routes)
         self.downlink = Downlink(self.shard)
+        self.guard = Guard("the store", metrics.BREAKER_REFUSED.labels("store").inc)
         self.sessions = Sessions(
-            self.shard, self.downlink, ports.sessions, router, ports.shards, ports.msg, ports.topology
+            self.shard,
+            self.downlink,
+            GuardedSessions(ports.sessions, self.guard),
+            Router(GuardedRoutes(ports.routes, self.guard)),
+            ports.shards,
+            ports.msg,
+            ports.topology,
         )
         self.uplink = Uplink(self.shard, self.downlink, self.sessions, ports.bus, ports.tokens)
         self.uplink.redirect = Redirects(self.shard, self.sessions, ports.topology).handle
         recovery = Recovery(self.shard, self.uplink, self.sessions, self.downlink, ports.sessions, router)
         self.ownership = Ownership(self.shard, settings.process.uid, recovery, ports.sessions, ports.topology)
         self.sessions.suspect = self.ownership.suspect
-        self.timers = Timers(self.shard, self.uplink, self.sessions, self.downlink, self.ownership.tick)
+        self.timers = Timers(self.shard, self.uplink, self.sessions, self.downlink, self.ownership.tick, self.guard)
         self._service = StateService(self.shard, self.uplink, self.sessions, self.downlink, ports.reservations)
         self._tls = tls
         self._log = logs.get("state")

@@ -374,6 +374,11 @@ class Sessions:
     # ── questions to msg ─────────────────────────────────────────────────────────────────────────────────────
 
     async def _ask_sync(self, connection: Connection, ask: do.AskSync) -> None:
+        shard = self._shard
+        if retry_ms := shard.admission.read(shard.now_ms):
+            connection.request_done()
+            self._answer(connection, answers.synced_refusal(Code.BUSY, ask.ref, retry_ms))
+            return
         user = connection.session.user if connection.session is not None else ""
         late = self._late(connection, SYNC, ask.ref)
         try:
@@ -384,9 +389,15 @@ class Sessions:
         finally:
             late.cancel()
             connection.request_done()
+            shard.admission.reads.done(shard.now_ms)
         self._answer(connection, frame)
 
     async def _ask_pull(self, connection: Connection, ask: do.AskPull) -> None:
+        shard = self._shard
+        if retry_ms := shard.admission.read(shard.now_ms):
+            connection.request_done()
+            self._answer(connection, answers.pulled_refusal(Code.BUSY, ask.ref, ask.conversation, retry_ms))
+            return
         user = connection.session.user if connection.session is not None else ""
         late = self._late(connection, PULL, ask.ref)
         try:
@@ -397,6 +408,7 @@ class Sessions:
         finally:
             late.cancel()
             connection.request_done()
+            shard.admission.reads.done(shard.now_ms)
         self._answer(connection, frame)
 
     def _late(self, connection: Connection, kind: Kind, ref: int) -> asyncio.TimerHandle:

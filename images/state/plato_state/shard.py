@@ -18,6 +18,7 @@ from plato.ports import Fence
 from plato.runtime import logs
 from plato.runtime.settings import StateSettings
 
+from plato_state.core.admission import Admission
 from plato_state.core.answers import Told
 from plato_state.core.attaches import Attaches, bitmap_of_slots
 from plato_state.core.batcher import Batcher
@@ -26,6 +27,7 @@ from plato_state.core.pushes import first_run
 from plato_state.core.session import Connection, Rules
 from plato_state.core.table import Table
 from plato_state.core.turns import Turns
+from plato_state.core.uplinks import Ticket
 from plato_state.core.wheel import Wheel, spread
 from plato_state.stream import LinkStream
 
@@ -106,6 +108,12 @@ class Shard:
         """worker_id → how many workers its gateway had when its stream ended."""
         self.attaches = Attaches()
         self.batcher = Batcher(settings.bus_queue_bytes)
+        self.admission = Admission(
+            settings.connection_uplinks_per_s,
+            settings.user_uplinks_per_s,
+            settings.bus_calm_ms,
+            settings.receipt_calm_ms,
+        )
         self.life: Wheel[int] = Wheel()
         self.repeats: Wheel[int] = Wheel(1024)
         self.serving = False
@@ -159,6 +167,16 @@ class Shard:
         """A live connection said something."""
         self.arm(connection.conn_id, connection.silence_ms)
 
+    @property
+    def now_ms(self) -> int:
+        """The current tick in milliseconds."""
+        return self.life.now * TICK_MS
+
+    def drop(self, ticket: Ticket) -> None:
+        """A queued uplink was dropped by its owner."""
+        self.batcher.drop(ticket)
+        self.admission.dropped()
+
     def turn_ms(self, connection: Connection) -> int:
         """How long a connection that wants to log in is to wait for its turn; 0: it is let in."""
         return self.turns.ask(connection.conn_id, self.now * TICK_MS)
@@ -182,7 +200,7 @@ class Shard:
         for connection in self.connections.of_slots(lost):
             if connection.uplinks is not None:
                 for ticket in connection.uplinks.abandon():
-                    self.batcher.drop(ticket)
+                    self.drop(ticket)
             self.forget(connection)
 
     def serves(self) -> bytes:

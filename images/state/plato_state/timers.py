@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from plato.guards import Guard
+
 from plato_state import metrics
 from plato_state.core.session import Phase
 from plato_state.core.wheel import Pacer
@@ -36,6 +38,7 @@ class Timers:
         sessions: Sessions,
         downlink: Downlink,
         on_tick: Callable[[], None],
+        guard: Guard,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shard = shard
@@ -43,6 +46,7 @@ class Timers:
         self._sessions = sessions
         self._downlink = downlink
         self._on_tick = on_tick
+        self._guard = guard
         self._clock = clock
         self._pacer = Pacer(TICK_MS / 1000)
 
@@ -89,6 +93,13 @@ class Timers:
         metrics.TIMERS.labels("repeat").set(len(shard.repeats))
         metrics.QUEUE_BYTES.set(shard.batcher.held_bytes)
         metrics.LINKS.set(len(shard.links))
+        admission, now_ms = shard.admission, shard.now_ms
+        for where, limiter in (("bus", admission.bus), ("msg", admission.msg), ("reads", admission.reads)):
+            metrics.IN_FLIGHT_AGE.labels(where).set(limiter.oldest_ms(now_ms) / 1000)
+            metrics.IN_FLIGHT.labels(where).set(limiter.in_flight)
+            metrics.IN_FLIGHT_LIMIT.labels(where).set(limiter.limit(now_ms))
+        metrics.BREAKER.labels("bus").set(admission.breaker.chance_of_refusal(now_ms))
+        metrics.BREAKER.labels("store").set(self._guard.refusal_ratio)
         loaded = sum(1 for s in shard.slots.values() if s.loaded)
         metrics.SLOTS.labels("loaded").set(loaded)
         metrics.SLOTS.labels("loading").set(len(shard.slots) - loaded)

@@ -6,14 +6,15 @@
 
 One pass over a batch, no task per frame, with a pause for everybody else after each SLICE_S; the batch counts as taken
 when all of it is done. A broken frame costs its sender its socket and nobody else anything, and so does a flood of them:
-`core/pace` says how many of a connection's frames are served. Memory: the batches in hand (≤ 2 untaken per stream) and
-what `batcher` bounds.
+`core/pace` says how many of a connection's frames are served, `core/admission` which uplinks are let in. Memory: the
+batches in hand (≤ 2 untaken per stream) and what `batcher` bounds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import secrets
 import time
 from collections import deque
@@ -26,7 +27,7 @@ from plato.core.conversations import is_conversation_id, partition_of
 from plato.core.errors import PeerError, Unavailable
 from plato.core.frames import split
 from plato.core.ids import slot_of
-from plato.ports import BusProducer, TokenVerifier
+from plato.ports import BusProducer, Session, TokenVerifier
 from plato.runtime import logs
 from plato.wire.v1.bus_pb2 import Record
 from plato.wire.v1.client_pb2 import (
@@ -52,6 +53,7 @@ from plato.wire.v1.state_pb2 import LinkBatch, WorkerEvents
 
 from plato_state import metrics
 from plato_state.core import answers, checks
+from plato_state.core.admission import Refusal
 from plato_state.core.answers import Kind
 from plato_state.core.attaches import Announced, Attach, Attaches, slots_of_bitmap
 from plato_state.core.pace import PIECE_BYTES, PIECE_FRAMES, VERIFY_FRAMES, Paces, pieces
@@ -433,27 +435,15 @@ class Uplink:
         if guest:
             client_msg_id = checks.guest_message_id(connection.conn_id, conversation, client_id)
         decision = uplinks.offer(conversation, client_id, up.acked, client_msg_id)
+        refusal: Refusal | None = None
         if isinstance(decision, Append):
-            ticket = decision.ticket
-            trace_id = up.trace_id if len(up.trace_id) == checks.TRACE_ID_BYTES else secrets.token_bytes(16)
-            record = Record(
-                conversation_id=conversation,
-                from_user=connection.session.user,
-                device_id=connection.session.device_id,
-                client_id=client_id,
-                client_msg_id=client_msg_id,
-                to_user=up.to_user,
-                msg_type=up.msg_type,
-                body=up.UPMsgBody,
-                trace_id=trace_id,
-                accepted_at_ms=unix_ms(),
-                guest=guest,
-            ).SerializeToString()
-            ticket.trace_id = trace_id
-            if shard.batcher.add(ticket, partition_of(conversation, self._bus.partitions), record):
-                self._arm(ticket)
-                self._something.set()
-                return
+            ticket, user = decision.ticket, connection.session.user
+            refusal = shard.admission.refusal(connection.conn_id, user, shard.now_ms, random.random())
+            if refusal is None:
+                if self._queue(ticket, connection.session, up):
+                    return
+                refusal = shard.admission.full(shard.now_ms)
+            metrics.REFUSED.labels(refusal.why).inc()
             decision = uplinks.busy(ticket)
         match decision:
             case Joined():
@@ -463,10 +453,36 @@ class Uplink:
                     connection, Code.EXPECTED, conversation, client_id, client_msg_id, expected=decision.number
                 )
             case Busy():
-                self._answer_up(connection, Code.BUSY, conversation, client_id, client_msg_id)
+                code, retry_ms = (refusal.code, refusal.retry_ms) if refusal is not None else (Code.BUSY, 0)
+                self._answer_up(connection, code, conversation, client_id, client_msg_id, retry_ms=retry_ms)
                 for behind in decision.behind:
-                    shard.batcher.drop(behind)
+                    shard.drop(behind)
                     self._answer_ticket(connection, behind, Code.BUSY)
+
+    def _queue(self, ticket: Ticket, session: Session, up: UPMsg) -> bool:
+        """Puts an uplink's record behind the others of its partition. False: there is no room."""
+        shard = self._shard
+        trace_id = up.trace_id if len(up.trace_id) == checks.TRACE_ID_BYTES else secrets.token_bytes(16)
+        record = Record(
+            conversation_id=ticket.conversation,
+            from_user=session.user,
+            device_id=session.device_id,
+            client_id=ticket.client_id,
+            client_msg_id=ticket.client_msg_id,
+            to_user=up.to_user,
+            msg_type=up.msg_type,
+            body=up.UPMsgBody,
+            trace_id=trace_id,
+            accepted_at_ms=unix_ms(),
+            guest=session.guest,
+        ).SerializeToString()
+        ticket.trace_id = trace_id
+        if not shard.batcher.add(ticket, partition_of(ticket.conversation, self._bus.partitions), record):
+            return False
+        shard.admission.begin(ticket.conn_id, session.user, shard.now_ms)
+        self._arm(ticket)
+        self._something.set()
+        return True
 
     def _arm(self, ticket: Ticket) -> None:
         """This copy is answered in time, by its outcome or by PENDING (R3)."""
@@ -502,6 +518,7 @@ class Uplink:
                         break
                     except Unavailable as e:
                         metrics.APPEND_FAILURES.inc()
+                        self._shard.admission.append_failed(self._shard.now_ms)
                         self._log.warning("an append failed; it is repeated", error=str(e), again_in_s=backoff_s)
                     await asyncio.sleep(backoff_s)
                     backoff_s = min(2 * backoff_s, APPEND_BACKOFF_MAX_S)
@@ -511,6 +528,10 @@ class Uplink:
 
     def _appended(self, tickets: list[Ticket]) -> None:
         metrics.APPEND_RECORDS.inc(len(tickets))
+        admission, now_ms = self._shard.admission, self._shard.now_ms
+        admission.appended(len(tickets), now_ms)
+        if tickets and admission.wants_probe(now_ms):
+            admission.probe(tickets[-1].conn_id, tickets[-1].client_msg_id, now_ms)
         for ticket in tickets:
             ticket.owner.settled(ticket)
             connection = self._owner(ticket)
@@ -537,9 +558,10 @@ class Uplink:
         client_id: int,
         client_msg_id: bytes,
         expected: int = 0,
+        retry_ms: int = 0,
     ) -> None:
         self._codes[code].inc()
-        frame = answers.up_ack(code, connection.conn_id, conversation, client_id, client_msg_id, expected)
+        frame = answers.up_ack(code, connection.conn_id, conversation, client_id, client_msg_id, expected, retry_ms)
         self._downlink.send(connection.conn_id, frame)
 
 

@@ -42,6 +42,7 @@ class Code(IntEnum):
     UNAVAILABLE = 104
     NOT_READY = 105
     LOGIN_LATER = 106
+    TOO_FAST = 107
 
     GATEWAY_FULL = 200
     SLOW_READER = 201
@@ -96,6 +97,7 @@ TEXT: dict[Code, str] = {
     Code.GATEWAY_FULL: "this gateway is full; try the next one",
     Code.SLOW_READER: "you read more slowly than you were sent; resume and sync",
     Code.LOGIN_TIMEOUT: "no login within the time-out",
+    Code.TOO_FAST: "you send more than one connection or user may; the same again after the time that is told",
     Code.HEARTBEAT_TIMEOUT: "no heartbeat in time; resume",
     Code.GATEWAY_CLOSING: "this gateway is closing; resume through another one",
     Code.SLOT_LOST: "the owner of this connection changed; resume",

@@ -38,6 +38,8 @@ class Limiter:
         self._floor = floor
         self._lost_ms = lost_ms
         self.in_flight = 0
+        self.begun = 0
+        """Of all time, without what was cancelled. What ended, or was lost: `begun` − `in_flight`."""
         self._marks: deque[list[int]] = deque()
         """[begun_ms, count], oldest first; the counts add up to `in_flight`."""
         self._buckets: deque[list[int]] = deque(maxlen=WINDOW_BUCKETS)
@@ -54,6 +56,7 @@ class Limiter:
     def begin(self, now_ms: int, count: int = 1) -> None:
         """Work was begun."""
         self.in_flight += count
+        self.begun += count
         if self._marks and now_ms - self._marks[-1][0] < MARK_MS:
             self._marks[-1][1] += count
         else:
@@ -65,7 +68,7 @@ class Limiter:
         if not self._buckets or self._buckets[-1][0] != number:
             self._buckets.append([number, 0, 0])
         bucket = self._buckets[-1]
-        while count and self._marks:
+        while count > 0 and self._marks:
             mark = self._marks[0]
             part = min(count, mark[1])
             bucket[1] += part
@@ -82,10 +85,15 @@ class Limiter:
             mark = self._marks[-1]
             part = min(count, mark[1])
             self.in_flight -= part
+            self.begun -= part
             count -= part
             mark[1] -= part
             if not mark[1]:
                 self._marks.pop()
+
+    def done_upto(self, now_ms: int, number: int) -> None:
+        """All work ended up to where `begun` was `number`."""
+        self.done(now_ms, number - (self.begun - self.in_flight))
 
     def oldest_ms(self, now_ms: int) -> int:
         """How long the oldest work in flight takes by now."""

@@ -224,6 +224,24 @@ def test_r3_busy_goes_back_and_waits_longer_each_time() -> None:
     assert ready(made, now_ms) == [2, 3]
 
 
+def test_a_time_that_is_told_holds_every_conversation_back() -> None:
+    made = outbox(3)
+    made.add("other", key(9), "", 1, b"")
+    assert len(made.take_ready(0)) == 4
+    made.answer(C, 2, Code.TOO_FAST, 0, 100, 5_000)
+    made.answer(C, 3, Code.EXPECTED, 2, 100)
+    made.answer(C, 1, Code.OK, 0, 100)
+    made.settle(key(9))
+    made.add("other", key(10), "", 1, b"")
+    assert made.deadline_ms() == 5_100
+    assert made.take_ready(5_099) == []
+    made.answer(C, 2, Code.BUSY, 0, 5_099, 10_000_000)
+    assert {(e.conversation_id, e.client_id) for e, _ in made.take_ready(5_100)} == {(C, 2), (C, 3), ("other", 2)}
+    made.answer(C, 2, Code.BUSY, 0, 5_200, 10_000_000)
+    made.settle(key(10))
+    assert made.deadline_ms() == 65_200, "no longer than a minute, whatever is told"
+
+
 def test_r3_pending_resets_the_count_and_three_unanswered_are_dead() -> None:
     made = outbox(1)
     ready(made)

@@ -112,9 +112,15 @@ def heartbeat_ack(conn_id: int, heartbeat_ms: int, run: int, push_no: int) -> by
 
 
 def up_ack(
-    code: Code, conn_id: int, conversation: str, client_id: int, client_msg_id: bytes, expected: int = 0
+    code: Code,
+    conn_id: int,
+    conversation: str,
+    client_id: int,
+    client_msg_id: bytes,
+    expected: int = 0,
+    retry_ms: int = 0,
 ) -> bytes:
-    """The answer to an UP."""
+    """The answer to an UP. retry_ms: not the same again before so long; 0: not told."""
     message = ACKMsg(
         Code=code,
         Type=UP,
@@ -123,6 +129,7 @@ def up_ack(
         conversation_id=conversation,
         client_msg_id=client_msg_id,
         expected=expected,
+        retry_ms=retry_ms,
     )
     if code:
         message.Msg = text(code)
@@ -155,9 +162,9 @@ def synced(encoded: bytes) -> bytes:
     return frame(SYNCED, encoded)
 
 
-def synced_refusal(code: Code, ref: int) -> bytes:
+def synced_refusal(code: Code, ref: int, retry_ms: int = 0) -> bytes:
     """No page now."""
-    return frame(SYNCED, SyncedMsg(ref=ref, code=code, msg=text(code)).SerializeToString())
+    return frame(SYNCED, SyncedMsg(ref=ref, code=code, msg=text(code), retry_ms=retry_ms).SerializeToString())
 
 
 def pulled(encoded: bytes) -> bytes:
@@ -165,9 +172,9 @@ def pulled(encoded: bytes) -> bytes:
     return frame(PULLED, encoded)
 
 
-def pulled_refusal(code: Code, ref: int, conversation: str) -> bytes:
+def pulled_refusal(code: Code, ref: int, conversation: str, retry_ms: int = 0) -> bytes:
     """No rows now."""
-    message = PulledMsg(ref=ref, code=code, msg=text(code), conversation_id=conversation)
+    message = PulledMsg(ref=ref, code=code, msg=text(code), conversation_id=conversation, retry_ms=retry_ms)
     return frame(PULLED, message.SerializeToString())
 
 

@@ -24,6 +24,8 @@ MAX_ENTRIES: Final = 10_000
 MAX_BYTES: Final = 64 * 1024 * 1024
 WINDOW: Final = 32
 """Entries in flight over all conversations; below the server's cap per connection (64)."""
+TOLD_MAX_MS: Final = 60_000
+"""The platform may tell us to wait for so long, and no longer."""
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ class Outbox:
         self._busy: dict[str, Lane] = {}  # lanes with entries, in turn
         self._bytes = 0
         self._flying = 0
+        self._not_before_ms = 0  # nothing is sent before: the platform told us to wait
         for entry in entries:
             lane = self._lanes.setdefault(entry.conversation_id, Lane(entry.client_id + 1))
             lane.entries[entry.client_id] = entry
@@ -119,6 +122,8 @@ class Outbox:
     def take_ready(self, now_ms: int) -> list[tuple[Entry, int]]:
         """The (entry, acked) to send now, in order; they count as in flight from here on."""
         ready: list[tuple[Entry, int]] = []
+        if now_ms < self._not_before_ms:
+            return ready
         for conversation_id in list(self._busy):
             if self._flying >= WINDOW:
                 break
@@ -141,8 +146,11 @@ class Outbox:
             self._busy[conversation_id] = self._busy.pop(conversation_id)  # to the end: lanes take turns
         return ready
 
-    def answer(self, conversation_id: str, client_id: int, code: int, expected: int, now_ms: int) -> Verdict:
-        """An ACK to an UP. REFUSED: the entry is still here, the caller settles it."""
+    def answer(
+        self, conversation_id: str, client_id: int, code: int, expected: int, now_ms: int, retry_ms: int = 0
+    ) -> Verdict:
+        """An ACK to an UP. REFUSED: the entry is still here, the caller settles it. retry_ms: nothing is sent before, in no
+        conversation: it is the connection, the user or the platform that is too busy."""
         lane = self._busy.get(conversation_id)
         if lane is None or client_id not in lane.entries:
             return Verdict.NOTHING
@@ -164,6 +172,12 @@ class Outbox:
         if client_id not in lane.flying:
             return Verdict.NOTHING  # it answers an earlier send, and its trouble was dealt with already
         lane.probing = True
+        if retry_ms:
+            wait_ms = min(retry_ms, TOLD_MAX_MS)
+            # Later by chance: others were told the same.
+            self._not_before_ms = max(self._not_before_ms, now_ms + int(wait_ms * (1 + self._chance() / 4)))
+            self._rewind(lane, client_id)
+            return Verdict.NOTHING
         if code == Code.EXPECTED and expected < client_id and expected in lane.entries:
             self._rewind(lane, expected)
             return Verdict.NOTHING
@@ -226,7 +240,7 @@ class Outbox:
             if lane.flying:
                 due = lane.due_ms
             elif lane.unsent and self._flying < WINDOW:
-                due = lane.not_before_ms
+                due = max(lane.not_before_ms, self._not_before_ms)
             else:
                 continue
             best = due if best is None else min(best, due)

@@ -664,7 +664,7 @@ class Machine:
         if request is None:
             return
         if page.code:
-            self._coded(request, page.code, now_ms)
+            self._coded(request, page.code, now_ms, page.retry_ms)
             return
         if self._step is Step.COMMITTING:
             self._committed(0, 0, now_ms)  # its ACK was lost
@@ -675,7 +675,7 @@ class Machine:
         if request is None:
             return
         if page.code:
-            self._coded(request, page.code, now_ms)
+            self._coded(request, page.code, now_ms, page.retry_ms)
         else:
             self._traffic.pulled(page, request, now_ms)
 

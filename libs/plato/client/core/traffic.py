@@ -179,7 +179,7 @@ class Traffic:
         conversation_id, client_id = ack.conversation_id, ack.ClientID
         if entry is not None:
             conversation_id, client_id = entry.conversation_id, entry.client_id
-        verdict = self.outbox.answer(conversation_id, client_id, ack.Code, ack.expected, now_ms)
+        verdict = self.outbox.answer(conversation_id, client_id, ack.Code, ack.expected, now_ms, ack.retry_ms)
         if verdict is Verdict.ACCEPTED:
             self.out.notices.append(Accepted(self.outbox.at(conversation_id, client_id).client_msg_id))
         elif verdict is Verdict.REFUSED:

@@ -356,7 +356,7 @@ class ACKMsg(_message.Message):
     connect_timeout_ms: _builtins.int
     """Login, ReConn: an attempt to connect that took so long is given up"""
     retry_ms: _builtins.int
-    """LOGIN_LATER: not before so long"""
+    """LOGIN_LATER, TOO_FAST, BUSY: not before so long"""
     def __init__(
         self,
         *,
@@ -613,12 +613,15 @@ class SyncedMsg(_message.Message):
     ITEMS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     COVERED_ID_FIELD_NUMBER: _builtins.int
+    RETRY_MS_FIELD_NUMBER: _builtins.int
     ref: _builtins.int
     code: _builtins.int
     msg: _builtins.str
     more: _builtins.bool
     covered_id: _builtins.str
     """the page covers (after_id, covered_id]; ask on from there"""
+    retry_ms: _builtins.int
+    """BUSY: not before so long"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___SyncedItem]: ...
     def __init__(
@@ -630,10 +633,11 @@ class SyncedMsg(_message.Message):
         items: _abc.Iterable[Global___SyncedItem] | None = ...,
         more: _builtins.bool = ...,
         covered_id: _builtins.str = ...,
+        retry_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "covered_id", b"covered_id", "items", b"items", "more", b"more", "msg", b"msg", "ref", b"ref"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "covered_id", b"covered_id", "items", b"items", "more", b"more", "msg", b"msg", "ref", b"ref", "retry_ms", b"retry_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -689,6 +693,7 @@ class PulledMsg(_message.Message):
     COVERED_FROM_FIELD_NUMBER: _builtins.int
     COVERED_TO_FIELD_NUMBER: _builtins.int
     NEWEST_SEQ_FIELD_NUMBER: _builtins.int
+    RETRY_MS_FIELD_NUMBER: _builtins.int
     ref: _builtins.int
     code: _builtins.int
     msg: _builtins.str
@@ -697,6 +702,8 @@ class PulledMsg(_message.Message):
     """every row of [covered_from, covered_to] is in rows"""
     covered_to: _builtins.int
     newest_seq: _builtins.int
+    retry_ms: _builtins.int
+    """BUSY: not before so long"""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___PushMsg]:
         """by rising seq, whatever the request's direction"""
@@ -712,10 +719,11 @@ class PulledMsg(_message.Message):
         covered_from: _builtins.int = ...,
         covered_to: _builtins.int = ...,
         newest_seq: _builtins.int = ...,
+        retry_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "conversation_id", b"conversation_id", "covered_from", b"covered_from", "covered_to", b"covered_to", "msg", b"msg", "newest_seq", b"newest_seq", "ref", b"ref", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "conversation_id", b"conversation_id", "covered_from", b"covered_from", "covered_to", b"covered_to", "msg", b"msg", "newest_seq", b"newest_seq", "ref", b"ref", "retry_ms", b"retry_ms", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -726,16 +734,20 @@ class NotifyMsg(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NEWEST_FIELD_NUMBER: _builtins.int
+    WITHIN_MS_FIELD_NUMBER: _builtins.int
+    within_ms: _builtins.int
+    """many are told this at once: pull at a random moment within this time"""
     @_builtins.property
     def newest(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cursor]: ...
     def __init__(
         self,
         *,
         newest: _abc.Iterable[Global___Cursor] | None = ...,
+        within_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["newest", b"newest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["newest", b"newest", "within_ms", b"within_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from uuid import uuid4
 
+import asyncpg
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
@@ -293,6 +295,28 @@ async def test_a_database_keeps_the_bus_that_its_positions_are_of(kafka_broker: 
     for other in ("kafka two plato-uplinks", "kafka one another", schema_pg.POSTGRES_BUS):
         with pytest.raises(SettingsError, match="belongs to the bus"):
             await schema_pg.check(postgres_uri, schema, PARTITIONS, other)
+
+
+async def test_the_page_says_how_a_database_changes_its_bus_and_how_a_stopped_partition_goes_on(
+    postgres_uri: str, checkout: Path
+) -> None:
+    schema = f"bus_{uuid4().hex[:12]}"
+    page = (checkout / "docs" / "kafka.md").read_text(encoding="utf-8").replace("plato.", f"{schema}.")
+    go_on, change = re.findall(r"^ *```sql\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
+    await schema_pg.migrate(postgres_uri, schema, 8)
+    connection = await asyncpg.connect(postgres_uri)
+    try:
+        await connection.execute(f"UPDATE {schema}.bus_head SET next_position = 7")
+        await connection.execute(go_on)
+        moved = await connection.fetch(f"SELECT partition FROM {schema}.bus_owner WHERE position = 1200 AND epoch > 0")
+        assert [row["partition"] for row in moved] == [5]
+        with pytest.raises(SettingsError, match=r"belongs to the bus .postgres."):
+            await schema_pg.check(postgres_uri, schema, 8, "kafka one plato-uplinks")
+        await connection.execute(change)
+        await schema_pg.check(postgres_uri, schema, 8, "kafka one plato-uplinks")
+        assert await connection.fetchval(f"SELECT max(position) FROM {schema}.bus_owner") == 0
+    finally:
+        await connection.close()
 
 
 # ── R11: an offset out of range ──────────────────────────────────────────────────────────────────────────────

@@ -101,6 +101,7 @@ class Stage:
         self.platform.scale(3)
         self.platform.wait_gateways(3, 2 * STARTS_S)
         self.platform.wait_ready()
+        self.platform.wait_settled()  # a test that changed the template and put it back may have begun a roll
 
     def change_pool(self, **template: Any) -> None:
         """Changes the template of the default pool."""

@@ -348,7 +348,7 @@ def test_o22_a_right_that_is_missing_is_named_in_the_condition(kube: Kube, start
     _limited(kube, tmp_path, [*role, lease])
     whole(kube)
     assert operator.process.poll() is None
-    assert kube.condition("PlatoCluster", "demo", "Stalled")["status"] == "False"
+    wait_for("it goes on", lambda: kube.condition("PlatoCluster", "demo", "Stalled")["status"] == "False", 30)
 
 
 def _limited(kube: Kube, folder: Path, rules: list[Any]) -> Path:

@@ -123,6 +123,15 @@ class Platform:
         """Waits for that."""
         wait_for(f"the PlatoCluster {self.name} is Ready", self.is_ready, deadline_s, seen=self.state)
 
+    def wait_settled(self, deadline_s: float = READY_S) -> None:
+        """Waits until the operator has nothing to do for the newest generations: no roll and no drain is under way."""
+
+        def settled() -> bool:
+            pool = self.kube.holds("GatewayPool", self.pool, "Reconciling", "False")
+            return pool and self.kube.holds("PlatoCluster", self.name, "Reconciling", "False")
+
+        wait_for(f"nothing is under way in {self.name}", settled, deadline_s, seen=self.state)
+
     def state(self) -> str:
         """Conditions and pods, for a message."""
         found = self.kube.get("PlatoCluster", self.name) or {}

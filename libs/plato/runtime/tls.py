@@ -59,10 +59,17 @@ class InternalTls:
         return self._files
 
     def serve(self) -> ssl.SSLContext:
-        """A context for an HTTP server; it takes on new files by itself when `files` finds them."""
+        """A context for an HTTP server; it looks for new files at its handshakes, and takes them on."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(self._folder / CERTIFICATE, self._folder / KEY)
+
+        def at_a_handshake(*_: object) -> None:
+            # OpenSSL calls this in each, named or not: a server that makes no channels has no other reason to look. The
+            # pair of this handshake was drawn before, so the next one is the first to show what is found here.
+            self._refresh()
+
+        context.sni_callback = at_a_handshake
         self._served.append(context)
         return context
 

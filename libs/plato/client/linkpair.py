@@ -22,7 +22,7 @@ Open = Callable[[str, OnFrames, OnClosed], Coroutine[Any, Any, Link]]
 class Machine(Protocol):
     """What is told of links."""
 
-    def opened(self, link_no: int, now_ms: int) -> bool:
+    def opened(self, link_no: int, now_ms: int, way: str) -> bool:
         """The link is open. False: it is not wanted any more."""
 
     def closed(self, link_no: int, now_ms: int) -> None:
@@ -135,7 +135,7 @@ class LinkPair:
         place = self._place(link_no)
         if place is not None:
             place.opening.pop(link_no, None)
-        if place is None or not self._machine.opened(link_no, self._now_ms()):
+        if place is None or not self._machine.opened(link_no, self._now_ms(), link.way):
             link.close()
             self._release(link)
             return

@@ -30,6 +30,10 @@ OnClosed = Callable[[], None]
 class Link(Protocol):
     """An open connection."""
 
+    @property
+    def way(self) -> str:
+        """How it goes: "tcp", "ws" or "poll". Networks treat each in another way."""
+
     def send(self, payloads: Sequence[bytes]) -> None:
         """Sends frames, in order. After a close, nothing."""
 
@@ -98,6 +102,8 @@ def parse(address: str, transport: str) -> tuple[str, str, str, int]:
 
 class TcpLink(asyncio.Protocol):
     """Frames with a 4-byte length over TCP. asyncio sets TCP_NODELAY itself."""
+
+    way = "tcp"
 
     def __init__(self, on_frames: OnFrames, on_closed: OnClosed) -> None:
         self._on_frames = on_frames
@@ -176,6 +182,8 @@ async def _open_ws(url: str, on_frames: OnFrames, on_closed: OnClosed, tls: TlsO
 
 class WsLink:
     """One binary message per frame over WebSocket: a task that reads and one that writes."""
+
+    way = "ws"
 
     def __init__(
         self,

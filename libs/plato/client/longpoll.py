@@ -104,6 +104,8 @@ class _Http:
 class PollLink:
     """An open connection; see Link."""
 
+    way = "poll"
+
     def __init__(self, http: _Http, opened: Body, on_frames: OnFrames, on_closed: OnClosed) -> None:
         self._http = http
         self._session = opened.session

@@ -137,6 +137,11 @@ class _Watched:
         self._heard = False
         self._over = False
 
+    @property
+    def way(self) -> str:
+        """See Link."""
+        return self.inner.way
+
     def frames(self, payloads: list[bytes]) -> None:
         """They came."""
         self._heard_ms = self._ways.now_ms()

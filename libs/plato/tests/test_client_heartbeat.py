@@ -276,3 +276,18 @@ def test_the_store_keeps_the_networks_that_were_used_last() -> None:
     known = list(read(written))
     assert [one.network for one in known] == [f"tcp net {n}" for n in range(NETWORKS_MAX)]
     assert {(one.broken_ms, one.drops) for one in known} == {(60_000, 1)}
+
+
+def test_polls_teach_nothing_about_sockets() -> None:
+    timing = Timing(heartbeat_ms=120_000)
+    beat = Heartbeat([Learnt("tcp wifi", 60_000)], "wifi", timing, lambda: 0.0)
+    beat.enter("poll")
+    assert beat.wish() == 0
+    beat.granted()
+    assert beat.next_ms(0) == 120_000
+    beat.enter("tcp")
+    assert beat.next_ms(0) == 60_000, "what is learnt holds at once, granted or not"
+    assert beat.wish() == 60_000
+    beat.enter("ws")
+    assert beat.next_ms(0) == 30_000, "nothing is known: not as long as the one before"
+    assert beat.wish() == 0

@@ -181,6 +181,17 @@ def test_gateways_that_name_a_time_are_not_asked_before_the_least_of_them() -> N
     assert racer.wait() == 4_000
 
 
+def test_no_told_time_keeps_a_client_away_for_ever() -> None:
+    racer = Racer("a")
+    racer.take()
+    racer.machine.opened(1, racer.now_ms)
+    racer.take()
+    racer.receive(pb.ACK, pb.ACKMsg(Type=pb.RECONN, Code=Code.LOGIN_LATER, retry_ms=2**32 - 1))
+    assert racer.wait() == 600_000
+    racer.receive(pb.ERROR, pb.ErrorMsg(code=Code.ADDRESS_BUSY, retry_ms=2**32 - 1))
+    assert racer.wait() == 600_000
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_however_a_race_goes_one_link_says_hello_at_a_time(data: st.DataObject) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from plato.client.core.repeats import Chance, jittered_ms
+from plato.client.core.repeats import RETRY_MAX_MS, Chance, jittered_ms
 
 BACKOFF_MIN_MS: Final = 250
 BACKOFF_MAX_MS: Final = 5_000
@@ -45,7 +45,7 @@ class Backoff:
 
     def stay_away(self, retry_ms: int) -> None:
         """A gateway said for how long; the one that is free first decides."""
-        self._told_ms = min(retry_ms, self._told_ms or retry_ms)
+        self._told_ms = min(retry_ms, self._told_ms or retry_ms, RETRY_MAX_MS)
 
     def failed_ms(self) -> int:
         """A round failed: the wait before the next one."""

@@ -22,6 +22,8 @@ from plato.client.core.repeats import Chance, Timing
 RISE_AFTER: Final = 3
 PROBE_FIRST: Final = 20
 """Answered beats after a first drop until a longer interval is tried again; × 16 per further drop, three times at most."""
+UNKNOWN_MS: Final = 30_000
+"""At most so long on a network of which nothing is known, whatever was granted for the one before."""
 NETWORKS_MAX: Final = 8
 NAME_BYTES: Final = 64
 _UNSET: Final = -1
@@ -69,7 +71,7 @@ class Heartbeat:
     def next_ms(self, now_ms: int) -> int:
         """When to beat next: up to a tenth earlier than need be, so that clients do not beat in step. Whoever learnt to beat
         faster need not wait until it is granted."""
-        interval_ms = min(self._timing.heartbeat_ms, self._now.interval_ms or self._timing.heartbeat_ms)
+        interval_ms = min(self._timing.heartbeat_ms, self._now.interval_ms or UNKNOWN_MS)
         return now_ms + int(interval_ms * (1 - self._chance() / 10))
 
     def take(self) -> str | None:
@@ -82,9 +84,9 @@ class Heartbeat:
         before, self.network = self.network, _name(network)
         return before != self.network
 
-    def enter(self, scheme: str) -> None:
-        """A connection was made, by this way of reaching a gateway: proxies have rules of their own."""
-        key = f"{scheme} {self.network}"
+    def enter(self, way: str) -> None:
+        """A connection was made in this way ("tcp", "ws", "poll"): proxies have rules of their own, polls are never idle."""
+        key = f"{way} {self.network}"
         if key != self._now.network:
             self._suspect_ms = 0
             self._now = self._known.get(key) or Learnt(key)

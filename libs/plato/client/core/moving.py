@@ -106,6 +106,7 @@ class Move:
         self._reconn = reconn
         self.link_no = 0
         self.address = ""
+        self.way = ""
         self.step = Step.LISTING
         self.frames: list[bytes] = []
         """To send on the second link; the machine takes them."""
@@ -159,8 +160,9 @@ class Move:
         self.frames.clear()
         self.sync = self.welcome = self.candidate = None
 
-    def opened(self, now_ms: int) -> None:
-        """The second link is open."""
+    def opened(self, now_ms: int, way: str) -> None:
+        """The second link is open, in this way."""
+        self.way = way
         self._hello(now_ms)
 
     def tick(self, now_ms: int) -> Outcome:

@@ -15,6 +15,8 @@ from plato.wire.v1 import client_pb2 as pb
 UNANSWERED_MAX: Final = 3
 LATER_MIN_MS: Final = 250
 """First back-off after an answer "later": who answers is alive, so this is shorter than the repeat of what is unanswered."""
+RETRY_MAX_MS: Final = 600_000
+"""No told time is waited for longer: a server that says more is mistaken."""
 
 Chance = Callable[[], float]
 """Gives [0, 1): the caller's source of jitter."""
@@ -126,7 +128,7 @@ class Requests:
     def later(self, request: Request, now_ms: int, told_ms: int = 0) -> None:
         """It was answered "later": the same again after the time told, else after a back-off."""
         request.unanswered = 0
-        request.due_ms = now_ms + (told_ms or self._timing.later_ms(request.later, self._chance))
+        request.due_ms = now_ms + (min(told_ms, RETRY_MAX_MS) or self._timing.later_ms(request.later, self._chance))
         request.later += 1
 
     def expire(self, now_ms: int) -> list[bytes] | None:

@@ -85,6 +85,7 @@ class Machine:
         self._listing = listing
         self._platform = platform
         self._transport = transport
+        self._way = ""  # how the link goes, see links.py
         self._heartbeat = Heartbeat(snapshot.learnt, network, self.timing, chance)
         self._traffic = Traffic(snapshot, self.timing, chance)
         self._requests = self._traffic.requests
@@ -176,15 +177,15 @@ class Machine:
             else:
                 self._hello(now_ms)
 
-    def opened(self, link_no: int, now_ms: int) -> bool:
+    def opened(self, link_no: int, now_ms: int, way: str = "tcp") -> bool:
         """The link is open. False: it is not wanted any more, close it."""
         if self._move is not None and link_no == self._move.link_no:
-            self._move.opened(now_ms)
+            self._move.opened(now_ms, way)
             return True
         address = self._race.won(link_no)
         if address is None:
             return False
-        self.link_no, self._address = link_no, address
+        self.link_no, self._address, self._way = link_no, address, way
         self._out.give_up += self._race.cancel()
         self._step = Step.HELLO
         self._hellos = 1
@@ -420,7 +421,7 @@ class Machine:
         self._out.fresh_token = self._token_refused
 
     def _hello(self, now_ms: int) -> None:
-        self._heartbeat.enter((self._address or "").rpartition("://")[0] or self._transport)
+        self._heartbeat.enter(self._way)
         if self._session is not None:
             frame = self._reconn(self._session)
             self._out.frames.append(self._requests.ask(pb.RECONN, 0, frame, now_ms))
@@ -569,6 +570,7 @@ class Machine:
         assert move is not None
         assert move.sync is not None  # a commit answers our Sync
         self._heartbeat.lost(silent=False)
+        self._heartbeat.enter(move.way)
         if move.welcome is not None:
             self._tune(move.welcome)
         self._heartbeat.begin(now_ms, at_once=False)

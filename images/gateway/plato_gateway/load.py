@@ -19,7 +19,7 @@ from .stream import Counts
 
 _COUNTERS = {
     "accepted": "Connections let in.",
-    "refused": "Connections refused: full, closing, a bad upgrade, or out of file descriptors.",
+    "refused": "Connections refused: full, closing, too many of one address, a bad upgrade, or out of file descriptors.",
     "slow_closed": "Connections closed because their peer read too slowly.",
     "login_timeouts": "Connections closed because no whole frame came in time.",
     "bad_frames": "Connections closed for a frame of a bad size or form.",

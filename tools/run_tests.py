@@ -20,13 +20,32 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHERWISE = ("tests/kafka",)
-APART = ("tests/faults", "libs/plato/tests/test_local_supervisor.py", "tests/contract/test_grpc_liveness.py")
+APART = (
+    ("tests/faults/test_kill_everything.py", "tests/faults/test_messaging*", "tests/faults/test_gateway_death.py"),
+    ("tests/faults", "libs/plato/tests/test_local_supervisor.py", "tests/contract/test_grpc_liveness.py"),
+)
+"""Paths, or patterns of them; a later list leaves out what an earlier one has."""
 
+
+def lists() -> list[list[str]]:
+    """The arguments of each run, the busy one first."""
+    taken: list[str] = []
+    runs = []
+    for patterns in APART:
+        here = [str(p.relative_to(ROOT)) for pattern in patterns for p in sorted(ROOT.glob(pattern))]
+        if here:  # without a path pytest would run everything
+            runs.append(["-p", "no:cacheprovider", *(f"--ignore={path}" for path in taken), *here])
+        taken += here
+    return [[f"--ignore={path}" for path in taken], *runs]
+
+
+SLOWEST = ("--durations=12", "--durations-min=2.0")
 
 _COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
 
@@ -64,10 +83,11 @@ def main(arguments: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     counts: Counter[str] = Counter()
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as apart:
-        # The second run leaves the cache of last failures to the first.
-        runs.append(pytest([f"--ignore={path}" for path in (*APART, *OTHERWISE)], subprocess.PIPE))
-        runs.append(pytest(["-p", "no:cacheprovider", *(p for p in APART if (ROOT / p).exists())], apart))
+    with ExitStack() as files:
+        busy, *waiting = lists()
+        rests = [files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in waiting]
+        runs.append(pytest([*SLOWEST, *busy], subprocess.PIPE))
+        runs.extend(pytest([*SLOWEST, *given], rest) for given, rest in zip(waiting, rests, strict=True))
         shown = []
         live = runs[0].stdout
         assert live is not None
@@ -76,10 +96,12 @@ def main(arguments: Sequence[str]) -> int:
                 print(line, end="", flush=True)
                 shown.append(line)
         codes = [run.wait() for run in runs]
-        apart.seek(0)
-        rest = apart.read()
-    print(rest, end="")
-    for output in ("".join(shown), rest):
+        outputs = ["".join(shown)]
+        for rest in rests:
+            rest.seek(0)
+            outputs.append(rest.read())
+            print(outputs[-1], end="")
+    for output in outputs:
         counts += summary(output)
     words = [f"{counts[word]} {word}" for word in ("failed", "passed", "skipped", "error") if counts[word]]
     print(f"===== {', '.join(words) or 'no result'} in {time.monotonic() - began:.2f}s =====")

@@ -1,4 +1,4 @@
-"""tools/run_tests.py adds two pytest runs up, and passes only where both did."""
+"""tools/run_tests.py adds its pytest runs up, and passes only where all did."""
 
 from __future__ import annotations
 
@@ -43,3 +43,13 @@ def test_both_runs_count(
     assert "test_one.py" in out
     assert "test_two.py" in out
     assert out.strip().splitlines()[-1].startswith("===== 2 passed in " if not code else "===== 1 failed, 1 passed in ")
+
+
+def test_each_test_is_in_one_run_only() -> None:
+    busy, *apart = run_tests.lists()
+    paths = [word for run in apart for word in run if not word.startswith("-") and word != "no:cacheprovider"]
+    assert len(paths) == len(set(paths))
+    assert busy == [f"--ignore={path}" for path in paths]
+    for n, run in enumerate(apart):
+        before = [word for other in apart[:n] for word in other if word in paths]
+        assert [word for word in run if word.startswith("--ignore")] == [f"--ignore={path}" for path in before]

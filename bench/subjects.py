@@ -103,6 +103,7 @@ def _settings(folder: Path, given: Settings) -> tuple[Path, int]:
     flags: dict[str, object] = {
         "process.name": "edge-0", "process.uid": "u", "topology.path": str(folder / "topology.json"), "log.level": "error",
         "gateway.tcp_port": tcp, "gateway.ws_port": ws, "gateway.admin_port": admin, "gateway.run_dir": str(folder),
+        "gateway.poll_port": 0,
         "gateway.workers": 1, "gateway.login_timeout_ms": 600_000,
     }  # fmt: skip
     flags |= {key if "." in key else f"gateway.{key}": value for key, value in given.items()}

@@ -183,6 +183,7 @@ class Operator:
                 GATEWAY__ADMIN_HOST="0.0.0.0",
                 GATEWAY__TCP_PORT=str(TCP),
                 GATEWAY__WS_PORT=str(WS),
+                GATEWAY__POLL_PORT="0",
                 GATEWAY__ADMIN_PORT=str(ADMIN),
                 GATEWAY__RUN_DIR="/run/plato",
                 GATEWAY__WORKERS="1",

@@ -62,7 +62,7 @@ def main() -> int:
 
 async def _run_link(settings: Settings, pod_pid: int) -> int:
     from plato.adapters.topology import topology_source
-    from plato.runtime.process import forever, until_stopped
+    from plato.runtime.process import collect_rarely, forever, until_stopped
 
     from .link import Link
 
@@ -70,6 +70,7 @@ async def _run_link(settings: Settings, pod_pid: int) -> int:
         if os.getppid() == pod_pid:
             os.kill(pod_pid, signal.SIGUSR1)
 
+    collect_rarely()
     topology = topology_source(settings.topology)
     link = Link(settings, topology, tell_pod)
     try:

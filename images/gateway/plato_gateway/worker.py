@@ -10,7 +10,6 @@ them, and connects again; R6's announcement tells the next link what lives.
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import secrets
@@ -21,6 +20,7 @@ from typing import Final
 
 from plato.core.codes import Code
 from plato.runtime import logs
+from plato.runtime.process import collect_rarely
 from plato.runtime.settings import Settings
 
 from .core import lanes
@@ -37,9 +37,6 @@ WAIT_MS: Final = 200
 MAX_EVENTS: Final = 4_096
 MAX_STEP_MS: Final = 250
 STATS_MS: Final = 1_000
-GC_AFTER: Final = 20_000
-"""New objects between two looks for garbage in cycles, of which a worker makes next to none; a storm of connects makes
-objects that stay."""
 STOP_MS: Final = 1_000
 """How long a stopping worker waits for its peers to take their last frame."""
 
@@ -298,10 +295,7 @@ def run(settings: Settings, index: int) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     worker = Worker(settings, index)
     worker.listen()
-    # What was imported lives as long as the process: no collection has to look at it.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_AFTER, 20, 20)
+    collect_rarely()
     return worker.run()
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from typing import Final
 from zlib import crc32
 
 MAX_ID_BYTES: Final = 64
 DIALOGUE_PREFIX: Final = "d:"
 GROUP_PREFIX: Final = "g:"
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]").search  # asked for each name of each message
 
 
 def dialogue_id(a: str, b: str) -> str:
@@ -45,4 +47,4 @@ def _is_name(name: str) -> bool:
         size = len(name.encode())
     except UnicodeEncodeError:  # a lone surrogate
         return False
-    return 1 <= size <= MAX_ID_BYTES and not any(c < " " or "\x7f" <= c <= "\x9f" for c in name)
+    return 1 <= size <= MAX_ID_BYTES and _CONTROL(name) is None

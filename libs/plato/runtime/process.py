@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -19,6 +20,9 @@ from plato.runtime import logs
 from plato.runtime.settings import Settings, SettingsError, load
 
 _PR_SET_PDEATHSIG = 1
+
+GC_AFTER = 20_000
+"""New objects between two looks for garbage in cycles."""
 
 CANNOT_START = 3
 """Exit code: a port, a folder or another thing of this machine is not as the settings say."""
@@ -102,6 +106,16 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
+def collect_rarely() -> None:
+    """Has the garbage collector look for cycles after GC_AFTER new objects instead of 700, and never at what was imported.
+
+    A batch makes thousands of objects that live for the batch, and next to no cycles: looking at them took an eighth of msg.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_AFTER, 20, 20)
+
+
 def run(name: str, main: Callable[[Settings], Coroutine[Any, Any, int]]) -> int:
     """Runs a service's main: parses --settings, loads, configures logs, runs. Returns the exit code.
 
@@ -116,6 +130,7 @@ def run(name: str, main: Callable[[Settings], Coroutine[Any, Any, int]]) -> int:
     try:
         settings = load(arguments.settings)
         logs.configure(settings.process.name or name, settings.log.level)
+        collect_rarely()
         return asyncio.run(main(settings))
     except SettingsError as e:
         print(f"{name}: {e}", file=sys.stderr)

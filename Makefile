@@ -48,8 +48,7 @@ test: setup
 	@$(BIN)/python tools/run_tests.py $(ARGS)
 
 test-kafka: setup
-	@PLATO_KAFKA_REQUIRED=1 $(BIN)/python -m pytest tests/contract/test_bus_contract.py tests/contract/test_bus_kafka.py \
-	    tests/kafka $(ARGS)
+	@PLATO_KAFKA_REQUIRED=1 $(BIN)/python -m pytest tests/contract/test_bus_contract.py tests/kafka $(ARGS)
 
 test-go: setup
 	@$(BIN)/python -m pytest tests/interop $(ARGS)

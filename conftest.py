@@ -11,13 +11,16 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from plato.api import names
 from plato.local.cluster import LocalCluster
 from plato.local.folder import LocalError
 from plato.local.servers import PostgresServer, ValkeyServer
+
+if TYPE_CHECKING:
+    from tests.kafka.broker import Broker
 
 _READY_S = 60.0
 
@@ -47,6 +50,14 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     asyncio.run(server.start())
     yield server.url
     asyncio.run(server.stop())
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A fresh Kafka broker. Use a topic of your own. Skips, in words, where there is no Java or no Maven."""
+    from tests.kafka import broker  # here: what it imports is needed by few
+
+    yield from broker.running(tmp_path_factory.mktemp("kafka"))
 
 
 def _end(cluster: LocalCluster) -> None:

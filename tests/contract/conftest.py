@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
@@ -11,8 +11,6 @@ from plato.adapters.valkey import ValkeyStore
 from plato.adapters.valkey.client import Client, command
 from plato.fakes.store import FakeReservationStore, FakeRouteStore, FakeSessionStore, MemoryStore
 from plato.ports import ReservationStore, RouteStore, SessionStore
-
-from tests.kafka import broker
 
 
 @dataclass
@@ -23,12 +21,6 @@ class Stores:
     routes: RouteStore
     reservations: ReservationStore
     wipe: Callable[[], Awaitable[None]]
-
-
-@pytest.fixture(scope="session")
-def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[broker.Broker]:
-    """A fresh Kafka broker. Use a topic of your own."""
-    yield from broker.running(tmp_path_factory.mktemp("kafka"))
 
 
 @pytest.fixture(params=["fake", "valkey"])

@@ -1,5 +1,5 @@
 """One suite for every bus: the fake, PostgreSQL and Kafka pass the same tests. How PostgreSQL keeps R8 stands here too, how
-Kafka does in test_bus_kafka.py."""
+Kafka does in tests/kafka/test_bus_kafka.py."""
 
 from __future__ import annotations
 

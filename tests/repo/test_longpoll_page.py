@@ -29,7 +29,9 @@ def test_the_head_has_these_fields_at_these_places() -> None:
 
 
 def test_the_examples_are_what_is_said_and_understood() -> None:
-    bodies = [bytes.fromhex(line) for block in re.findall(r"```\n(.*?)```", PART, re.DOTALL) for line in block.splitlines()]
+    bodies = [
+        bytes.fromhex(line) for block in re.findall(r"```\n(.*?)```", PART, re.DOTALL) for line in block.splitlines()
+    ]
     gateway, name = Settings().gateway, bodies[1][2:18]
     told = {"a": gateway.poll_wait_ms, "b": gateway.poll_silent_ms}
     assert [decode(body) for body in bodies] == [

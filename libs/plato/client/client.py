@@ -245,7 +245,7 @@ class Client:
 
     @property
     def moves(self) -> int:
-        """How often a Redirect took this client to another gateway; its state was ONLINE all the time."""
+        """How often this client went over to a second link, by a Redirect or back from polls; it was ONLINE all the time."""
         return self._machine.moves
 
     @property

@@ -75,7 +75,7 @@ class Machine:
         self.link_no = 0
         """The link that may speak, or the newest attempt at one."""
         self.moves = 0
-        """How often a Redirect took this client to another gateway; its state was ONLINE all the time."""
+        """How often this client went over to a second link, by a Redirect or back from polls; it was ONLINE all the time."""
         self._last_link_no = 0
         self._move: Move | None = None
         self._first_gone = False  # the link that stood is gone, the move's commit may come any moment

@@ -40,8 +40,10 @@ def board_of(samples: dict[str, Load]) -> Board:
     return board
 
 
-def ranked(board: Board, *names: str, now: int = 0, **more: object) -> list[Place]:
-    return board.ranked(dict.fromkeys(names, False), now, no_chance, **more)  # type: ignore[arg-type]
+def ranked(
+    board: Board, *names: str, now: int = 0, km: dict[str, float | None] | None = None, by: By = By.LOAD
+) -> list[Place]:
+    return board.ranked(dict.fromkeys(names, False), now, no_chance, km, by)
 
 
 def order(samples: dict[str, Load], km: dict[str, float | None] | None = None) -> list[str]:

@@ -79,7 +79,7 @@ class KafkaBusProducer:
         async with self._opening:
             if self._producer is None:
                 producer = AIOKafkaProducer(
-                    **self._config.options(),
+                    **self._config.options_again(),
                     enable_idempotence=True,
                     acks="all",
                     max_batch_size=BATCH_BYTES,

@@ -166,6 +166,13 @@ class KafkaConfig:
             }
         return options
 
+    def options_again(self) -> dict[str, Any]:
+        """As `options`, for a process that runs: what was right at its start is waited for. Raises Unavailable."""
+        try:
+            return self.options()
+        except SettingsError as e:
+            raise Unavailable(str(e)) from e
+
     def where(self) -> str:
         """Kafka in words, without secrets."""
         try:

@@ -97,6 +97,8 @@ class KafkaBusReader:
         self._asker: AIOKafkaConsumer | None = None
         self._pump: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
+        self._stale = False
+        """What is there does not arrive: the follower is made anew, from the bootstrap servers on."""
         self._log = logs.get("bus")
 
     # ── the port ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -193,7 +195,7 @@ class KafkaBusReader:
                     before = min(before, younger.offset)
             if before <= begin:
                 return 0
-            admin = AIOKafkaAdminClient(**self._config.options(), request_timeout_ms=self._timeout_ms)
+            admin = AIOKafkaAdminClient(**self._config.options_again(), request_timeout_ms=self._timeout_ms)
             try:
                 await admin.start()
                 done = await admin.delete_records({at: RecordsToDelete(before)}, timeout_ms=self._timeout_ms)
@@ -204,14 +206,9 @@ class KafkaBusReader:
 
     async def close(self) -> None:
         """Ends the consumers."""
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.wait([self._pump])
-            self._pump = None
-        for consumer in (self._follower, self._asker):
-            if consumer is not None:
-                await _end(consumer)
-        self._follower = self._asker = None
+        await self._end_follower()
+        if self._asker is not None:
+            await self._forget_asker(self._asker)
 
     # ── following ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -372,6 +369,7 @@ class KafkaBusReader:
                 deadline = min(deadline, loop.time() + GRACE_S)
             missing = still
         if missing and len(missing) == len(ends) and not hasty:
+            self._stale = True
             raise Unavailable(f"{self._config.where()}: what partitions {missing} hold does not arrive")
 
     def _position(self, partition: int) -> int:
@@ -394,15 +392,25 @@ class KafkaBusReader:
 
     async def _open(self) -> AIOKafkaConsumer:
         async with self._opening:
-            if self._follower is None or self._pump is None or self._pump.done():
-                old, self._follower = self._follower, None
-                if old is not None:
-                    await _end(old)
+            if self._follower is None or self._pump is None or self._pump.done() or self._stale:
+                await self._end_follower()
                 consumer = self._follower = await self._consumer()
                 if self._tails:
                     self._assign(consumer)
                 self._pump = asyncio.create_task(self._run(consumer), name="kafka follower")
             return self._follower
+
+    async def _end_follower(self) -> None:
+        pump, self._pump = self._pump, None
+        follower, self._follower = self._follower, None
+        self._stale = False
+        if pump is not None:
+            pump.cancel()
+            await asyncio.wait([pump])
+            if not pump.cancelled() and (fault := pump.exception()) is not None:
+                self._log.error("the follower of the bus ended; it begins anew", reason=repr(fault))
+        if follower is not None:
+            await _end(follower)
 
     async def _ask(self) -> AIOKafkaConsumer:
         async with self._opening:
@@ -426,7 +434,7 @@ class KafkaBusReader:
 
     async def _consumer(self) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
-            **self._config.options(),
+            **self._config.options_again(),
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="none",

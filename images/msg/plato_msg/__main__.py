@@ -18,8 +18,9 @@ from plato.router import Router
 from plato.runtime import admin, logs, process, report, tls
 from plato.runtime.settings import Settings, SettingsError
 
-from plato_msg import allocators, metrics, server
+from plato_msg import allocators, group_http, metrics, server
 from plato_msg.core.policy import Rules
+from plato_msg.groups import Groups
 from plato_msg.service import MsgService, Options
 from plato_msg.store_pg import PgMsgStore
 
@@ -43,6 +44,7 @@ async def main(settings: Settings) -> int:
     reads = Database(uri, schema, size=READ_CONNECTIONS)
     topology = topology_source(settings.topology)
     bus = buses.reader(settings, database)
+    orders = buses.producer(settings, reads)
     store = await ValkeyStore.connect(settings.store.url, settings.store.key_prefix)
     own_tls = tls.internal(settings.tls.internal_dir)
     shards = GrpcShards(topology, own_tls)
@@ -51,13 +53,16 @@ async def main(settings: Settings) -> int:
             name=settings.process.name,
             uid=settings.process.uid,
             partitions=settings.bus.partitions,
-            rules=Rules(guests=settings.auth.guests),
+            rules=Rules(guests=settings.auth.guests, group_members=settings.msg.group_members_max),
             batch_records=settings.msg.batch_records,
             member_stale_ms=settings.msg.member_stale_ms,
             bus_retention_s=settings.msg.bus_retention_s,
             max_frame_bytes=settings.gateway.max_frame_bytes,
             hot_pulls_per_s=settings.msg.hot_pulls_per_s,
             read_calm_ms=settings.msg.read_calm_ms,
+            push_members_max=settings.msg.push_members_max,
+            notify_window_ms=settings.msg.notify_window_ms,
+            notify_window_max_ms=settings.msg.notify_window_max_ms,
         ),
         topology,
         bus,
@@ -68,6 +73,7 @@ async def main(settings: Settings) -> int:
         store.reservations,
         allocators.choose(settings.msg.allocator, PgMsgStore(database), store.counters),
     )
+    groups = Groups(orders, PgMsgStore(reads))
 
     def not_ready() -> str:
         return why[0] or service.not_ready()
@@ -77,7 +83,11 @@ async def main(settings: Settings) -> int:
         return not_ready() or service.owners.not_serving() or service.stopped()
 
     http = admin.HttpServer(
-        admin.app(not_serving, [report.route(settings, service.report)], info=lambda: info),
+        admin.app(
+            not_serving,
+            [report.route(settings, service.report), *group_http.routes(settings, groups)],
+            info=lambda: info,
+        ),
         settings.msg.http_host,
         settings.msg.http_port,
         own_tls.serve() if own_tls is not None else None,
@@ -108,6 +118,7 @@ async def main(settings: Settings) -> int:
         await http.stop()
         await shards.close()
         await bus.close()
+        await orders.close()
         await database.close()
         await reads.close()
         with contextlib.suppress(Unavailable):

@@ -5,9 +5,11 @@
            → taken by every shard, or that shard is marked dirty → the batch is settled, `fanned_out` may pass (R7)
 
 What three looks found nowhere because its slot is moving waits beside the lanes until the slot has an owner that took it in.
+Messages of large groups go no further than to notify.py, whose notices come back to the lanes page by page, in front of
+nobody: a turn takes what else waits, and NOTICE_ENTRIES of theirs; a newer notice takes the place of an unsent one.
 A lane never waits for another one. An unreachable shard is tried again shortly, then marked dirty; while it stays away
 each turn of its lane tries once. Memory: QUEUE batches before the routes are read (past it, submit waits), LANE_BYTES of
-frames per shard (past it, parts are dropped and the shard is marked dirty).
+frames and notices per shard (past it, parts are dropped and the shard is marked dirty).
 """
 
 from __future__ import annotations
@@ -15,19 +17,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Final, Protocol
 
 from plato.core.errors import Unavailable
 from plato.core.ids import slot_of
-from plato.ports import Route, ShardClient, TopologySource
+from plato.ports import Payload, Route, ShardClient, TopologySource
 from plato.runtime import logs
 from plato.runtime.process import forever
+from plato.topology.record import Topology
 from plato.topology.slots import members
 
 from plato_msg import metrics
 from plato_msg.core.batch import Decision
 from plato_msg.core.fanout import Part, parts, users
 from plato_msg.core.progress import Ticket
+from plato_msg.core.windows import Windows
+from plato_msg.notify import Job, MemberReader, Notifier, Targets
 
 QUEUE: Final = 4
 PART_BYTES: Final = 2 << 20
@@ -41,6 +47,9 @@ RETRY_PAUSES_S: Final = (0.05, 0.2)
 AWAY_PAUSE_S: Final = 0.2
 DELIVER_TIMEOUT_S: Final = 2.0
 DIRTY_PERIOD_S: Final = 1.0
+NOTICE_ENTRIES: Final = 500
+"""Of notices in one turn of a lane: a shard takes them within some ms."""
+NOTICE_ENTRY_BYTES: Final = 128
 _BACK_OFF_S: Final = 0.1
 
 
@@ -93,7 +102,10 @@ class Downlink:
         dirty: DirtyStore,
         *,
         lane_bytes: int = LANE_BYTES,
+        members: MemberReader | None = None,
+        windows: Windows | None = None,
     ) -> None:
+        """members, windows: for large groups; without them there are none."""
         self.topology = topology
         self._routes = routes
         self.shards = shards
@@ -104,6 +116,7 @@ class Downlink:
         self._tasks: asyncio.TaskGroup | None = None
         self._marked = asyncio.Event()
         self._moving_bytes = 0
+        self._notifier = Notifier(self, members, windows) if members is not None and windows is not None else None
         self._log = logs.get("downlink")
 
     async def submit(self, decisions: Sequence[Decision], tickets: Sequence[Ticket]) -> None:
@@ -116,24 +129,50 @@ class Downlink:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(forever("dirty", self._clean()), name="dirty")
+            if self._notifier is not None:
+                tasks.create_task(forever("notify", self._notifier.run()), name="notify")
             while True:
                 decisions, tickets = await self._queue.get()
                 job = _Job(tickets)
-                routes = await self._read_routes(users(decisions))
+                routes = await self.read_routes(users(decisions))
                 for shard, part in parts(decisions, routes, self.topology.current(), PART_BYTES):
                     self.hand_over(shard, part, [job], look=1)
+                await self._note_large(decisions, job)
                 job.done()
 
-    def hand_over(self, shard: str, part: Part, jobs: list[_Job], look: int) -> None:
+    async def _note_large(self, decisions: Iterable[Decision], job: _Job) -> None:
+        newest: dict[str, tuple[int, int]] = {}
+        for d in decisions:
+            if d.large and d.outcome.seq and not d.repeated:
+                conversation_id = d.uplink.conversation_id
+                newest[conversation_id] = max(newest.get(conversation_id, (0, 0)), (d.outcome.seq, d.large))
+        for conversation_id, (seq, size) in newest.items():
+            assert self._notifier is not None
+            await self._notifier.note(conversation_id, seq, size, job)
+
+    def topology_now(self) -> Topology:
+        """The record that routes are judged by."""
+        return self.topology.current()
+
+    def notify(self, shard: str, conversation_id: str, payload: Payload, targets: Targets, jobs: Sequence[Job]) -> None:
+        """Puts a notice on a shard's lane, or joins it with an unsent one of that conversation; the jobs wait for it."""
+        for job in jobs:
+            job.opened()
+        self._lane(shard).notify(conversation_id, payload, targets, jobs)
+
+    def hand_over(self, shard: str, part: Part, jobs: Sequence[Job], look: int) -> None:
         """Puts a part on a shard's lane; the jobs that it is of wait for it."""
         for job in jobs:
             job.opened()
+        self._lane(shard).add(part, jobs, look)
+
+    def _lane(self, shard: str) -> _Lane:
         lane = self._lanes.get(shard)
         if lane is None:
             assert self._tasks is not None
             lane = self._lanes[shard] = _Lane(shard, self, self._lane_bytes)
             self._tasks.create_task(forever(f"lane {shard}", lane.run()), name=f"lane {shard}")
-        lane.add(part, jobs, look)
+        return lane
 
     async def mark_dirty(self, shards: Collection[str], entries: int) -> None:
         """Marks shards dirty; returns when that is durable."""
@@ -159,7 +198,7 @@ class Downlink:
             if (route := routes[user].get(device_id)) is not None and route.conn_id
         }
 
-    def wait_for_move(self, part: Part, jobs: list[_Job], look: int) -> bool:
+    def wait_for_move(self, part: Part, jobs: Sequence[Job], look: int) -> bool:
         """Keeps a part whose slots are moving for a later look; False: there is no room."""
         if self._moving_bytes + part.size_bytes > self._lane_bytes:
             return False
@@ -170,7 +209,7 @@ class Downlink:
         self._tasks.create_task(self._after_move(part, jobs, look), name="moving")
         return True
 
-    async def _after_move(self, part: Part, jobs: list[_Job], look: int) -> None:
+    async def _after_move(self, part: Part, jobs: Sequence[Job], look: int) -> None:
         await asyncio.sleep(MOVE_PAUSE_S)
         while True:
             try:
@@ -191,7 +230,8 @@ class Downlink:
         for job in jobs:
             job.done()
 
-    async def _read_routes(self, names: list[str]) -> Mapping[str, Mapping[int, Route]]:
+    async def read_routes(self, names: list[str]) -> Mapping[str, Mapping[int, Route]]:
+        """Of all of them; tries until it can."""
         while True:
             try:
                 return dict(zip(names, await self._routes.read_many(names), strict=True))
@@ -230,26 +270,51 @@ class Downlink:
             await self._dirty.clear_dirty(shard, count)
 
 
+class _Notice:
+    """What is to be told to devices of one shard about one conversation."""
+
+    def __init__(self, payload: Payload) -> None:
+        self.payload = payload
+        self.targets: Targets = {}
+        self.jobs: list[Job] = []
+
+
 class _Lane:
-    """Everything on its way to one shard, in order."""
+    """Everything on its way to one shard: parts in order, notices beside them."""
 
     def __init__(self, shard: str, downlink: Downlink, limit_bytes: int) -> None:
         self._shard = shard
         self._downlink = downlink
-        self._parts: deque[tuple[Part | None, list[_Job], int]] = deque()  # None: dropped for want of room
+        self._parts: deque[tuple[Part | None, Sequence[Job], int]] = deque()  # None: dropped for want of room
+        self._notices: dict[str, _Notice] = {}
         self._bytes = 0
         self._limit_bytes = limit_bytes
         self._dropped = 0
         self._filled = asyncio.Event()
         self._away = False
 
-    def add(self, part: Part, jobs: list[_Job], look: int) -> None:
+    def add(self, part: Part, jobs: Sequence[Job], look: int) -> None:
         if self._bytes + part.size_bytes > self._limit_bytes and self._parts:
             self._dropped += len(part.entries)
             self._parts.append((None, jobs, look))
         else:
             self._bytes += part.size_bytes
             self._parts.append((part, jobs, look))
+        self._filled.set()
+
+    def notify(self, conversation_id: str, payload: Payload, targets: Targets, jobs: Sequence[Job]) -> None:
+        notice = self._notices.get(conversation_id)
+        fresh = len(targets.keys() - notice.targets.keys()) if notice is not None else len(targets)
+        if self._bytes + fresh * NOTICE_ENTRY_BYTES > self._limit_bytes and (self._parts or self._notices):
+            self._dropped += len(targets)
+            self._parts.append((None, jobs, 1))
+        else:
+            if notice is None:
+                notice = self._notices[conversation_id] = _Notice(payload)
+            self._bytes += fresh * NOTICE_ENTRY_BYTES
+            notice.payload = payload
+            notice.targets.update(targets)
+            notice.jobs += jobs
         self._filled.set()
 
     async def run(self) -> None:
@@ -265,10 +330,10 @@ class _Lane:
             if self._away:
                 await asyncio.sleep(AWAY_PAUSE_S)
 
-    def _take(self) -> tuple[Part, list[_Job], int, int]:
-        """What waits, joined up to PART_BYTES; parts that already had a look stay alone."""
+    def _take(self) -> tuple[Part, list[Job], int, int]:
+        """What waits, joined up to PART_BYTES, and notices; parts that already had a look stay alone."""
         turn, look, dropped = Part(), 1, 0
-        jobs: list[_Job] = []
+        jobs: list[Job] = []
         while self._parts:
             part, part_jobs, part_look = self._parts[0]
             full = part is not None and (turn.size_bytes + part.size_bytes > PART_BYTES or part_look != look)
@@ -283,11 +348,32 @@ class _Lane:
             look = part_look
             for entry, addressee in zip(part.entries, part.addressees, strict=True):
                 turn.add(part.payloads[entry.payload], entry.conn_id, addressee)
-        if not self._parts:
+        if look == 1:
+            jobs += self._take_notices(turn)
+        if not self._parts and not self._notices:
             self._filled.clear()
         return turn, jobs, look, dropped
 
-    async def _deliver(self, part: Part, jobs: list[_Job], look: int) -> None:
+    def _take_notices(self, turn: Part) -> list[Job]:
+        """Up to NOTICE_ENTRIES, of one conversation after the other; the jobs that are to be done with them."""
+        jobs: list[Job] = []
+        # A shard that does not answer gets everything in the one try of its turn: else a hanging one would hold the rest.
+        room = NOTICE_ENTRIES if not self._away else sum(len(n.targets) for n in self._notices.values())
+        while room and self._notices:
+            conversation_id = next(iter(self._notices))
+            notice = self._notices.pop(conversation_id)
+            for addressee in list(islice(notice.targets, room)):
+                turn.add(notice.payload, notice.targets.pop(addressee), addressee)
+                room -= 1
+                self._bytes -= NOTICE_ENTRY_BYTES
+            jobs += notice.jobs
+            if notice.targets:  # the rest holds the jobs, too, and lets other conversations pass
+                for job in notice.jobs:
+                    job.opened()
+                self._notices[conversation_id] = notice
+        return jobs
+
+    async def _deliver(self, part: Part, jobs: Sequence[Job], look: int) -> None:
         """One part to its end: taken, given to another lane, or the shard is dirty."""
         while True:
             untaken = await self._try(part)
@@ -328,7 +414,7 @@ class _Lane:
         self._away = True
         return None
 
-    async def _look_again(self, part: Part, untaken: list[int], jobs: list[_Job], look: int) -> Part | None:
+    async def _look_again(self, part: Part, untaken: list[int], jobs: Sequence[Job], look: int) -> Part | None:
         """Reads the routes of what was not taken: what still belongs here comes back, the rest goes to its lane. A device
         that has no connection is done: its next Sync reads what is stored. None: the routes cannot be read."""
         try:
@@ -351,7 +437,7 @@ class _Lane:
             self._downlink.hand_over(shard, moved, jobs, look)
         return here
 
-    async def _give_up(self, part: Part, untaken: list[int], jobs: list[_Job], look: int) -> None:
+    async def _give_up(self, part: Part, untaken: list[int], jobs: Sequence[Job], look: int) -> None:
         """Nobody took these: what is on the move gets later looks, the owners of the other slots are marked dirty."""
         topology = self._downlink.topology.current()
         move = topology.move if look < MOVE_LOOKS else None

@@ -22,12 +22,13 @@ from plato.runtime.report import ranges
 from plato_msg import metrics
 from plato_msg.core.allocator import Allocator, SingleWriter
 from plato_msg.core.policy import Rules
+from plato_msg.core.windows import Windows
 from plato_msg.downlink import Downlink, RouteReader
 from plato_msg.history import HOT_PULLS_PER_S, History
 from plato_msg.ids import MsgIds
 from plato_msg.owner import TICK_S, Ownership
 from plato_msg.reads import Reads
-from plato_msg.store_pg import Database, PgMsgStore
+from plato_msg.store_pg import PUSH_MEMBERS, Database, PgMsgStore
 from plato_msg.uplink import Uplinks
 
 TRIM_PERIOD_S: Final = 60.0
@@ -36,7 +37,7 @@ GAUGES_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a msg process is told. member_stale_ms, batch_records, bus_retention_s: as in the settings."""
+    """What a msg process is told. What has a name of the settings means the same."""
 
     name: str
     uid: str
@@ -48,6 +49,9 @@ class Options:
     max_frame_bytes: int = 65_536
     hot_pulls_per_s: int = HOT_PULLS_PER_S
     read_calm_ms: int = 500
+    push_members_max: int = PUSH_MEMBERS
+    notify_window_ms: int = 10
+    notify_window_max_ms: int = 1_000
     tick_s: float = TICK_S
 
 
@@ -72,7 +76,7 @@ class MsgService:
         self._topology = topology
         self._bus = bus
         self._reservations = reservations
-        self.store = PgMsgStore(database)
+        self.store = PgMsgStore(database, options.push_members_max)
         self.guard = Guard("the database", metrics.BREAKER_REFUSED.inc)
         self.history = History(
             PgMsgStore(GuardedConnections(reads, self.guard)),
@@ -91,7 +95,14 @@ class MsgService:
             tick_s=options.tick_s,
             bus=bus,
         )
-        self.downlink = Downlink(topology, routes, shards, self.store)
+        self.downlink = Downlink(
+            topology,
+            routes,
+            shards,
+            self.store,
+            members=self.store,
+            windows=Windows(options.notify_window_ms, options.notify_window_max_ms, options.push_members_max),
+        )
         self.ids: MsgIds | None = None
         """None before the topology named us."""
         self._reserved = False

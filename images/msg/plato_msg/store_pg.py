@@ -15,8 +15,10 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import asyncpg
 from plato.core.errors import Fenced
+from plato.core.ids import MAX_ID
 
 from plato_msg.core.batch import Conversation, Known, Outcome, Plan, Uplink
+from plato_msg.core.policy import GROUP
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -104,22 +106,34 @@ JOIN im_outcome o USING (conversation_id, from_user, client_msg_id)
 LEFT JOIN im_message m ON m.conversation_id = o.conversation_id AND m.seq = o.seq
 """
 
+# Of a group with more than $4 members only those that the batch names ($2, $3). Both conditions on c.members are of the
+# outer row, so the branch that does not apply reads nothing.
 _CONVERSATIONS = """
-SELECT c.conversation_id, c.kind, c.last_seq, m.user_id, m.joined_seq
-FROM im_conversation c LEFT JOIN im_member m USING (conversation_id)
+SELECT c.conversation_id, c.kind, c.last_seq, c.members, m.user_id, m.joined_seq
+FROM im_conversation c LEFT JOIN LATERAL (
+    SELECT w.user_id, w.joined_seq FROM im_member w
+    WHERE c.members <= $4 AND w.conversation_id = c.conversation_id
+    UNION ALL
+    SELECT w.user_id, w.joined_seq FROM unnest($2::text[], $3::text[]) AS n(conversation_id, user_id)
+        JOIN im_member w ON w.conversation_id = c.conversation_id AND w.user_id = n.user_id
+    WHERE c.members > $4 AND n.conversation_id = c.conversation_id
+) m ON true
 WHERE c.conversation_id = ANY ($1::text[])
 """
+
+PUSH_MEMBERS: Final = 500
 
 
 class Batch:
     """The open transaction of one batch; its guard has passed."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, push_members: int = PUSH_MEMBERS) -> None:
         self._connection = connection
+        self._push_members = push_members
 
     async def known(self, uplinks: Sequence[Uplink]) -> Known:
         """What the database holds on these records' keys and conversations."""
-        return await _known(self._connection, uplinks)
+        return await _known(self._connection, uplinks, self._push_members)
 
     async def write(self, plan: Plan, poison: Sequence[Poison] = ()) -> None:
         """Writes the plan's rows, and the poisoned records."""
@@ -132,6 +146,21 @@ class Batch:
                 list(plan.conversations),
                 [kind for kind, _ in plan.conversations.values()],
                 [last_seq for _, last_seq in plan.conversations.values()],
+            )
+        if plan.groups:
+            await execute(
+                "INSERT INTO im_conversation (conversation_id, kind, members) SELECT c, $3, n"
+                " FROM unnest($1::text[], $2::integer[]) AS g(c, n)"
+                " ON CONFLICT (conversation_id) DO UPDATE SET members = EXCLUDED.members",
+                list(plan.groups.keys()),
+                list(plan.groups.values()),
+                GROUP,
+            )
+        if plan.leaves:
+            await execute(
+                "DELETE FROM im_member m USING unnest($1::text[], $2::text[]) AS l(c, u)"
+                " WHERE m.conversation_id = l.c AND m.user_id = l.u",
+                *_columns(plan.leaves, 2),
             )
         if plan.joins:
             await execute(
@@ -183,8 +212,10 @@ class Batch:
 class PgMsgStore:
     """Partitions' owners, outcomes and messages. Every method raises Unavailable; batch also Unstorable and SteppedDown."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, push_members: int = PUSH_MEMBERS) -> None:
+        """push_members: of groups that have more, batches read no list of members; see plato_msg.notify."""
         self._database = database
+        self._push_members = push_members
 
     @asynccontextmanager
     async def batch(self, guards: Sequence[Guard]) -> AsyncIterator[Batch]:
@@ -196,12 +227,12 @@ class PgMsgStore:
             rows = await connection.fetch(_GUARD, *_columns(guards, 5))
             if len(rows) != len(guards):
                 raise SteppedDown({g.partition for g in guards} - {row["partition"] for row in rows})
-            yield Batch(connection)
+            yield Batch(connection, self._push_members)
 
     async def known(self, uplinks: Sequence[Uplink]) -> Known:
         """As Batch.known, outside of a batch: for what is fanned out again."""
         async with self._database.connection() as connection:
-            return await _known(connection, uplinks)
+            return await _known(connection, uplinks, self._push_members)
 
     # ── owners and members ───────────────────────────────────────────────────────────────────────────────────
 
@@ -323,6 +354,43 @@ class PgMsgStore:
             )
         return (rows[0][0], {row[1]: row[2] for row in rows if row[1] is not None}) if rows else None
 
+    async def members(self, conversation_id: str, after: str, limit: int, below_seq: int = MAX_ID) -> list[str]:
+        """The members that come after `after` and joined before the message `below_seq`, by id, at most `limit`."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(
+                "SELECT user_id FROM im_member WHERE conversation_id = $1 AND user_id > $2 AND joined_seq < $3"
+                " ORDER BY user_id LIMIT $4",
+                conversation_id,
+                after,
+                below_seq,
+                limit,
+            )
+        return [row[0] for row in rows]
+
+    async def group(self, conversation_id: str) -> tuple[int, int] | None:
+        """(members, last_seq) of a group; None: there is none of that id."""
+        async with self._database.connection() as connection:
+            row = await connection.fetchrow(
+                "SELECT members, last_seq FROM im_conversation WHERE conversation_id = $1 AND kind = $2",
+                conversation_id,
+                GROUP,
+            )
+        return (row[0], row[1]) if row is not None else None
+
+    async def outcomes(
+        self, conversation_id: str, from_user: str, client_msg_ids: Collection[bytes]
+    ) -> dict[bytes, int]:
+        """{client_msg_id: code} of those that have their outcome."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(
+                "SELECT client_msg_id, code FROM im_outcome"
+                " WHERE conversation_id = $1 AND from_user = $2 AND client_msg_id = ANY ($3)",
+                conversation_id,
+                from_user,
+                list(client_msg_ids),
+            )
+        return {bytes(row[0]): row[1] for row in rows}
+
     async def messages(
         self, conversation_id: str, from_seq: int, to_seq: int, limit: int, limit_bytes: int, *, newest_first: bool
     ) -> list[Message]:
@@ -390,16 +458,20 @@ class PgMsgStore:
             await connection.execute("DELETE FROM bus_dirty WHERE shard = $1 AND count = $2", shard, count)
 
 
-async def _known(connection: Connection, uplinks: Sequence[Uplink]) -> Known:
+async def _known(connection: Connection, uplinks: Sequence[Uplink], push_members: int) -> Known:
     outcomes = await connection.fetch(_OUTCOMES, *_columns((u.key for u in uplinks), 3))
-    rows = await connection.fetch(_CONVERSATIONS, list({u.conversation_id for u in uplinks}))
+    named = {
+        (u.conversation_id, user): None for u in uplinks for user in (u.change.users if u.change else [u.from_user])
+    }
+    conversation_ids = list({u.conversation_id for u in uplinks})
+    rows = await connection.fetch(_CONVERSATIONS, conversation_ids, *_columns(named, 2), push_members)
     members: dict[str, dict[str, int]] = {}
     conversations: dict[str, Conversation] = {}
-    for conversation_id, kind, last_seq, user_id, joined_seq in rows:
+    for conversation_id, kind, last_seq, size, user_id, joined_seq in rows:
         conversation = conversations.get(conversation_id)
         if conversation is None:
             held = members[conversation_id] = {}
-            conversations[conversation_id] = Conversation(kind, last_seq, held)
+            conversations[conversation_id] = Conversation(kind, last_seq, held, size)
         if user_id is not None:
             members[conversation_id][user_id] = joined_seq
     return Known({(c, u, bytes(i)): Outcome(*rest) for c, u, i, *rest in outcomes}, conversations)

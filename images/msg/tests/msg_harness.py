@@ -137,10 +137,17 @@ class Cluster:
         batch_records: int = 500,
         database: Callable[[Database], Database] = lambda d: d,
         tick_s: float = TICK_S,
+        push_members: int = 500,
     ) -> Node:
         """Starts a process under a new uid, and has the topology name it. database: may wrap the pipeline's."""
         node = self.build(
-            name, guests=guests, allocator=allocator, batch_records=batch_records, database=database, tick_s=tick_s
+            name,
+            guests=guests,
+            allocator=allocator,
+            batch_records=batch_records,
+            database=database,
+            tick_s=tick_s,
+            push_members=push_members,
         )
         self.name(node)
         node.task = asyncio.create_task(node.service.run())
@@ -156,6 +163,7 @@ class Cluster:
         batch_records: int = 500,
         database: Callable[[Database], Database] = lambda d: d,
         tick_s: float = TICK_S,
+        push_members: int = 500,
     ) -> Node:
         """As start, without running it."""
         uid = uuid4().hex
@@ -169,6 +177,8 @@ class Cluster:
             batch_records=batch_records,
             member_stale_ms=STALE_MS,
             tick_s=tick_s,
+            push_members_max=push_members,
+            notify_window_max_ms=100,
         )
         service = MsgService(
             options,
@@ -210,10 +220,12 @@ class Cluster:
         return conn_id
 
     def frames(self, conn_id: int) -> list[wire.PushMsg | wire.ReceiptMsg]:
-        """What a connection was sent."""
+        """What a connection was sent, notices left out."""
         found: list[wire.PushMsg | wire.ReceiptMsg] = []
         for payload in self.shards.taken[conn_id]:
             cmd = wire.MsgCmd.FromString(payload.frame)
+            if cmd.Type == wire.NOTIFY:
+                continue
             kind = wire.PushMsg if cmd.Type == wire.PUSH else wire.ReceiptMsg
             found.append(kind.FromString(cmd.Payload))
         return found
@@ -221,6 +233,12 @@ class Cluster:
     def pushes(self, conn_id: int) -> list[wire.PushMsg]:
         """The pushes among them."""
         return [f for f in self.frames(conn_id) if isinstance(f, wire.PushMsg)]
+
+    def notices(self, conn_id: int, conversation_id: str) -> list[int]:
+        """The seqs that it was notified of."""
+        cmds = [wire.MsgCmd.FromString(payload.frame) for payload in self.shards.taken[conn_id]]
+        cursors = [c for cmd in cmds if cmd.Type == wire.NOTIFY for c in wire.NotifyMsg.FromString(cmd.Payload).newest]
+        return [cursor.seq for cursor in cursors if cursor.conversation_id == conversation_id]
 
     def receipts(self, conn_id: int) -> list[wire.ReceiptMsg]:
         """The receipts among them."""

@@ -76,6 +76,9 @@ class Code(IntEnum):
     NOT_STORABLE = 426
     BAD_RANGE = 427
     TOO_MANY_CURSORS = 428
+    GROUP_EXISTS = 429
+    GROUP_UNKNOWN = 430
+    GROUP_FULL = 431
 
     @property
     def action(self) -> Action:
@@ -94,10 +97,10 @@ TEXT: dict[Code, str] = {
     Code.UNAVAILABLE: "a part of the platform is away; try again",
     Code.NOT_READY: "this slot is still loading; try again",
     Code.LOGIN_LATER: "too many log in at once; the same again after the time that is told",
+    Code.TOO_FAST: "you send more than one connection or user may; the same again after the time that is told",
     Code.GATEWAY_FULL: "this gateway is full; try the next one",
     Code.SLOW_READER: "you read more slowly than you were sent; resume and sync",
     Code.LOGIN_TIMEOUT: "no login within the time-out",
-    Code.TOO_FAST: "you send more than one connection or user may; the same again after the time that is told",
     Code.HEARTBEAT_TIMEOUT: "no heartbeat in time; resume",
     Code.GATEWAY_CLOSING: "this gateway is closing; resume through another one",
     Code.SLOT_LOST: "the owner of this connection changed; resume",
@@ -125,6 +128,9 @@ TEXT: dict[Code, str] = {
     Code.NOT_STORABLE: "the message could not be stored as it is",
     Code.BAD_RANGE: "the range or limit is out of bounds",
     Code.TOO_MANY_CURSORS: "at most 500 cursors, sorted by conversation_id, in one Sync",
+    Code.GROUP_EXISTS: "a group of this name exists",
+    Code.GROUP_UNKNOWN: "there is no group of this name",
+    Code.GROUP_FULL: "the group would have more members than it may",
 }
 
 

@@ -276,6 +276,17 @@ class MsgSettings(_Section):
     hot_pulls_per_s: int = Field(
         50, ge=1, description="Pulls of one conversation that make it hot: they are answered together, from memory."
     )
+    group_members_max: int = Field(10_000, ge=1, le=100_000, description="Most members of a group.")
+    push_members_max: int = Field(
+        500, ge=0, le=10_000, description="Members of larger groups get no pushes: they are notified, and pull."
+    )
+    notify_window_ms: int = Field(
+        10,
+        ge=1,
+        le=10_000,
+        description="One notice per so long, for a group of push_members_max members; longer for larger and busier ones.",
+    )
+    notify_window_max_ms: int = Field(1_000, ge=1, le=30_000, description="It grows up to this.")
     allocator: Literal["single_writer", "redis", "segment"] = Field(
         "single_writer", description="Who gives seqs; see docs/allocators.md. May change at any start."
     )

@@ -424,6 +424,40 @@ def test_an_unreadable_conversation_ends_its_gap() -> None:
     assert [a.push_no for a in line.sent(pb.ACK)] == [1]
 
 
+def test_what_many_are_told_at_once_is_pulled_once_at_a_random_moment() -> None:
+    line = Line()
+    line.machine._traffic._chance = lambda: 0.5
+    line.receive(pb.PUSH, push(1), run=9, push_no=1)
+    line.sent()
+
+    def told(seq: int, push_no: int) -> None:
+        newest = [pb.Cursor(conversation_id=C, seq=seq)]
+        line.receive(pb.NOTIFY, pb.NotifyMsg(newest=newest, within_ms=400), 9, push_no)
+
+    told(3, 2)
+    line.now_ms += 100
+    told(5, 3)
+    assert line.sent() == [], "neither pulled nor acknowledged"
+    line.wait()
+    assert line.now_ms == 1_200, "the second one did not put it off"
+    (pull,) = line.sent(pb.PULL)
+    line.receive(pb.PULLED, pulled(pull, [push(n) for n in range(2, 6)], 2, 5, 5))
+    assert [a.push_no for a in line.sent(pb.ACK)] == [3]
+    told(6, 4)
+    line.receive(pb.PUSH, push(7), run=9, push_no=5)  # shows the gap by itself
+    assert len(line.sent(pb.PULL)) == 1
+
+
+def test_a_new_member_of_a_large_group_syncs_at_a_random_moment_too() -> None:
+    line = Line()
+    line.machine._traffic._chance = lambda: 0.5
+    line.receive(pb.NOTIFY, pb.NotifyMsg(newest=[pb.Cursor(conversation_id=C, seq=9)], within_ms=1_000), 9, 1)
+    assert line.sent() == []
+    line.wait()
+    assert line.now_ms == 1_500
+    assert len(line.sent(pb.SYNC)) == 1
+
+
 def test_a_pull_that_moves_nothing_is_asked_later() -> None:
     line = Line()
     line.receive(pb.PUSH, push(1), run=9, push_no=1)

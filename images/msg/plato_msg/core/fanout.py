@@ -42,6 +42,8 @@ def users(decisions: Iterable[Decision]) -> list[str]:
     """Everybody whose routes the fan-out needs, each once."""
     found: dict[str, None] = {}
     for d in decisions:
+        if d.uplink.change is not None:
+            continue
         if d.outcome.seq and not d.repeated:
             found.update(dict.fromkeys(d.members))
         found[d.uplink.from_user] = None
@@ -66,6 +68,8 @@ def parts(
 
     for d in decisions:
         u, outcome = d.uplink, d.outcome
+        if u.change is not None:
+            continue
         push = Payload(push_frame(d), u.trace_id) if outcome.seq and (u.guest or not d.repeated) else None
         if push is not None and not d.repeated:
             for user, joined_seq in d.members.items():
@@ -102,6 +106,13 @@ def push_frame(d: Decision) -> bytes:
         trace_id=u.trace_id,
     )
     return wire.MsgCmd(Type=wire.PUSH, Payload=push.SerializeToString()).SerializeToString()
+
+
+def notify_frame(conversation_id: str, seq: int, within_ms: int) -> bytes:
+    """MsgCmd{Notify} for the members of a large conversation, without run and push_no."""
+    newest = [wire.Cursor(conversation_id=conversation_id, seq=seq)]
+    notify = wire.NotifyMsg(newest=newest, within_ms=within_ms)
+    return wire.MsgCmd(Type=wire.NOTIFY, Payload=notify.SerializeToString()).SerializeToString()
 
 
 def receipt_frame(d: Decision) -> bytes:

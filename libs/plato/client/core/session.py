@@ -249,6 +249,8 @@ class Machine:
                 self._drop(now_ms)
                 return
             self._out.frames += again
+            if self._step is Step.LIVE:
+                self._traffic.spread(now_ms)
             if self._step is Step.LIVE and now_ms >= self._beat_ms:
                 self._beat_ms = self._heartbeat.next_ms(now_ms)
                 self._traffic.beat(now_ms, self._heartbeat.wish())
@@ -265,7 +267,7 @@ class Machine:
         if self._move is not None and self._move.running:
             moments.append(self._move.deadline_ms())
         if self._step is Step.LIVE and not self._first_gone:
-            moments += [self._traffic.outbox.deadline_ms(), self._beat_ms]
+            moments += [self._traffic.outbox.deadline_ms(), self._traffic.spread_ms(), self._beat_ms]
         return min((m for m in moments if m is not None), default=None)
 
     def send(self, conversation_id: str, client_msg_id: bytes, to_user: str, msg_type: int, body: bytes) -> Entry:

@@ -36,6 +36,7 @@ from plato.wire.v1 import client_pb2 as pb
 
 PULLS: Final = 2
 PULL_ROWS: Final = 100
+WITHIN_MAX_MS: Final = 60_000
 HISTORIES: Final = 1
 """With one Sync these stay within the four requests that a connection may have open; a fifth is answered "busy"."""
 
@@ -55,6 +56,7 @@ class Traffic:
     def __init__(self, snapshot: Snapshot, timing: Timing, chance: Chance) -> None:
         self.out = Effects()
         self.user = snapshot.user
+        self._chance = chance
         self.requests = Requests(timing, chance)
         self.inbox = Inbox(Thread(p.conversation_id, p.peer, p.cursor, p.newest_seq) for p in snapshot.places)
         numbers = {p.conversation_id: p.next_client_id for p in snapshot.places}
@@ -67,6 +69,7 @@ class Traffic:
         self._walk_heals = False  # the running Sync follows a loss on this connection
         self._pulls: dict[str, int] = {}  # conversation → ref
         self._wanted: dict[str, None] = {}  # conversations with a gap, in turn
+        self._later: dict[str, int] = {}  # conversations with a gap that many were told of at once → when to pull
         self._histories: dict[int, None] = {}  # refs
         self._ref = 0
         self._dirty: dict[str, None] = {}  # conversations whose Place is to be written
@@ -80,6 +83,7 @@ class Traffic:
             self._line.adopt(run, push_no)
             self._walk_again = False  # the Sync that committed reads after it, so it covers what came before
         self.outbox.rewind_all()
+        self._later.clear()
         self._wanted.update(dict.fromkeys(self.inbox.behind()))
 
     def first_sync(self) -> FirstSync:
@@ -109,6 +113,7 @@ class Traffic:
         self.out.notices += [HistoryPage(ref, None) for ref in self._histories]
         self._histories.clear()
         self._pulls.clear()
+        self._later.clear()
         self._walk = None
         self._walk_again = self._walk_heals = False
         self._line = PushLine()
@@ -251,7 +256,16 @@ class Traffic:
         for cursor in notify.newest:
             thread = self.inbox.get(cursor.conversation_id)
             self.inbox.hint(thread, min(cursor.seq, wire.MAX_SEQ))
-            self._touched(thread, numbered, now_ms)
+            self._touched(thread, numbered, now_ms, notify.within_ms)
+
+    def spread(self, now_ms: int) -> None:
+        """Pulls what its moment came for."""
+        for conversation_id in [c for c, due_ms in self._later.items() if due_ms <= now_ms]:
+            self._touched(self.inbox.get(conversation_id), False, now_ms)
+
+    def spread_ms(self) -> int | None:
+        """When `spread` has something to do next."""
+        return min(self._later.values(), default=None)
 
     def _read(self, rows: Iterable[Row]) -> None:
         """Rows became readable: they and the cursor that passed them are one transaction."""
@@ -259,14 +273,21 @@ class Traffic:
             self.out.writes.rows.append(row)
             self._dirty[row.conversation_id] = None
 
-    def _touched(self, thread: Thread, numbered: bool, now_ms: int) -> None:
-        """After any news of a conversation: is there a gap, and what is to be done about it."""
+    def _touched(self, thread: Thread, numbered: bool, now_ms: int, within_ms: int = 0) -> None:
+        """After any news of a conversation: is there a gap, and what is to be done about it. within_ms: at a random moment of
+        that time instead of at once."""
         if not thread.behind:
+            self._later.pop(thread.conversation_id, None)
             self._line.release(thread.conversation_id)
             return
         self._dirty[thread.conversation_id] = None
         if numbered:
             self._line.hold(thread.conversation_id)
+        if within_ms:
+            moment_ms = now_ms + int(self._chance() * min(within_ms, WITHIN_MAX_MS))
+            self._later.setdefault(thread.conversation_id, moment_ms)
+            return
+        self._later.pop(thread.conversation_id, None)
         if thread.placed:
             self._wanted[thread.conversation_id] = None
         else:

@@ -3,8 +3,11 @@
 isort:skip_file
 One record of the bus: what state appends and msg, the owner of its partition, takes in order."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -31,6 +34,7 @@ class Record(_message.Message):
     TRACE_ID_FIELD_NUMBER: _builtins.int
     ACCEPTED_AT_MS_FIELD_NUMBER: _builtins.int
     GUEST_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     from_user: _builtins.str
     device_id: _builtins.int
@@ -43,6 +47,10 @@ class Record(_message.Message):
     accepted_at_ms: _builtins.int
     """for display and latency figures; decides nothing"""
     guest: _builtins.bool
+    @_builtins.property
+    def group(self) -> Global___GroupChange:
+        """not a message: who is in this group changes; from_user says whose order it is"""
+
     def __init__(
         self,
         *,
@@ -57,11 +65,54 @@ class Record(_message.Message):
         trace_id: _builtins.bytes = ...,
         accepted_at_ms: _builtins.int = ...,
         guest: _builtins.bool = ...,
+        group: Global___GroupChange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_at_ms", b"accepted_at_ms", "body", b"body", "client_id", b"client_id", "client_msg_id", b"client_msg_id", "conversation_id", b"conversation_id", "device_id", b"device_id", "from_user", b"from_user", "guest", b"guest", "msg_type", b"msg_type", "to_user", b"to_user", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_at_ms", b"accepted_at_ms", "body", b"body", "client_id", b"client_id", "client_msg_id", b"client_msg_id", "conversation_id", b"conversation_id", "device_id", b"device_id", "from_user", b"from_user", "group", b"group", "guest", b"guest", "msg_type", b"msg_type", "to_user", b"to_user", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Record: _TypeAlias = Record  # noqa: Y015
+
+@_typing.final
+class GroupChange(_message.Message):
+    """At most 500 users; a larger change is several records, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[GroupChange._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        ADD: GroupChange._Kind.ValueType  # 0
+        REMOVE: GroupChange._Kind.ValueType  # 1
+        CREATE: GroupChange._Kind.ValueType  # 2
+        """and add; refused where the conversation exists"""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
+    ADD: GroupChange.Kind.ValueType  # 0
+    REMOVE: GroupChange.Kind.ValueType  # 1
+    CREATE: GroupChange.Kind.ValueType  # 2
+    """and add; refused where the conversation exists"""
+
+    KIND_FIELD_NUMBER: _builtins.int
+    USERS_FIELD_NUMBER: _builtins.int
+    kind: Global___GroupChange.Kind.ValueType
+    @_builtins.property
+    def users(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        kind: Global___GroupChange.Kind.ValueType = ...,
+        users: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "users", b"users"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupChange: _TypeAlias = GroupChange  # noqa: Y015

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from bench import echo, fanout, fullpath, idle, loginstorm, storm
+from bench import echo, fanout, fullpath, idle, loginstorm, overload, storm
 from bench.loading import Options
 from bench.processes import BenchError
 from bench.programs import HERE, Programs, versions
@@ -36,6 +36,7 @@ MEASURES: dict[str, Callable[[Programs, Options], Result]] = {
     "idle": idle.measure,
     "fullpath": fullpath.measure,
     "loginstorm": loginstorm.measure,
+    "overload": overload.measure,
 }
 QUICK = Options(
     rounds=1, seconds=0.3, connections=100, fan_out_connections=500, storm_connections=500, people=100, storm_people=100

@@ -331,7 +331,7 @@ static void hear_ack(Person *p, In in) {
         if (!key || memcmp(key, p->key, 16) || !p->waits || code == 2) return;
         if (code >= 100) {
             if (code >= 400) die("a message was refused with %d", (int)code);
-            p->due = now_s() + 0.25;
+            p->due = now_s() + (retry_ms ? (double)retry_ms / 1e3 * (1 + part() / 4) : 0.25);
             return;
         }
         if (!p->acked && talking) note(&to_ack, now_s() - p->sent);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,6 +40,11 @@ class Kept:
     def __init__(self, server: KafkaServer) -> None:
         self._server = server
         self._serves = True
+        self._longest_s = 0.0
+
+    def away_s(self) -> float:
+        """The longest time from a death until it served again."""
+        return self._longest_s
 
     def pid(self) -> int:
         """Of the broker that serves now; 0 while none does."""
@@ -49,9 +55,11 @@ class Kept:
         while True:
             assert self._server.child is not None
             await self._server.child.wait()
+            died = time.monotonic()
             self._serves = False
             await self._server.start()
             self._serves = True
+            self._longest_s = max(self._longest_s, time.monotonic() - died)
 
 
 def test_plato_up_says_what_a_single_broker_promises(cluster_on_kafka: LocalCluster) -> None:
@@ -66,7 +74,7 @@ async def test_nothing_is_lost_while_everything_is_killed_and_the_broker_too(
     kept = Kept(server)
     keeper = asyncio.create_task(kept.run())
     try:
-        await night.spend(cluster_on_kafka, tmp_path, capsys, {"kafka": kept.pid})
+        await night.spend(cluster_on_kafka, tmp_path, capsys, {"kafka": kept.pid}, kept.away_s)
     finally:
         keeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):

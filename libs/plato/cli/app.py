@@ -16,6 +16,8 @@ from urllib.parse import quote
 
 import typer
 
+from plato.cli import groups
+
 if TYPE_CHECKING:
     from plato.local.cluster import LocalCluster
     from plato.runtime.settings import Settings
@@ -30,6 +32,9 @@ app = typer.Typer(
 )
 db = typer.Typer(help="The database of a cluster.", no_args_is_help=True)
 app.add_typer(db, name="db")
+
+group = typer.Typer(help="Groups: conversations of up to 10,000 members.", no_args_is_help=True)
+app.add_typer(group, name="group")
 
 DataDir = Annotated[
     Path | None,
@@ -343,6 +348,65 @@ def token(
 ) -> int:
     """Print a token for USER, signed by the embedded cluster's development key."""
     print(_cluster(data_dir, settings).token(user, ttl))
+    return 0
+
+
+@group.command(name="create")
+def create_group(
+    name: groups.Name,
+    member: groups.Members = None,
+    members_file: groups.MembersFile = None,
+    data_dir: DataDir = None,
+    settings: SettingsFile = None,
+) -> int:
+    """Make a group with these members."""
+    users = groups.named(member, members_file)
+    found = _cluster(data_dir, settings).ask_msg("POST", groups.PATH, groups.body(name, "", members=users))
+    print(groups.done(found, f"made, with {len(users):,} members"))
+    return 0
+
+
+@group.command(name="add")
+def add_members(
+    name: groups.Name,
+    member: groups.Members = None,
+    members_file: groups.MembersFile = None,
+    data_dir: DataDir = None,
+    settings: SettingsFile = None,
+) -> int:
+    """Add members; they read what is written from now on."""
+    users = groups.named(member, members_file)
+    found = _cluster(data_dir, settings).ask_msg("POST", groups.MEMBERS_PATH, groups.body(name, "", add=users))
+    print(groups.done(found, f"{len(users):,} are members"))
+    return 0
+
+
+@group.command(name="remove")
+def remove_members(
+    name: groups.Name,
+    member: groups.Members = None,
+    members_file: groups.MembersFile = None,
+    data_dir: DataDir = None,
+    settings: SettingsFile = None,
+) -> int:
+    """Remove members; they read nothing of it any more."""
+    users = groups.named(member, members_file)
+    found = _cluster(data_dir, settings).ask_msg("POST", groups.MEMBERS_PATH, groups.body(name, "", remove=users))
+    print(groups.done(found, f"{len(users):,} are no members"))
+    return 0
+
+
+@group.command(name="show")
+def show_group(
+    name: groups.Name,
+    after: Annotated[str, typer.Option("--after", help="Show members after this one, by their ids.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="How many of them.")] = 100,
+    data_dir: DataDir = None,
+    settings: SettingsFile = None,
+) -> int:
+    """Show a group: how many members and messages, and a page of the members."""
+    found = _cluster(data_dir, settings).ask_msg("GET", groups.show_path(name, after, limit))
+    print("\n".join(groups.shown(found)))
     return 0
 
 

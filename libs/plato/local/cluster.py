@@ -141,7 +141,22 @@ class LocalCluster:
         """The JSON that ipconfig's internal port answers. Raises LocalError, with its words where it refuses."""
         self.status()  # not running: says so
         own = self.settings.ipconfig
-        url = f"http://{own.internal_host}:{own.internal_port}{path}"
+        return self._ask(f"http://{own.internal_host}:{own.internal_port}", "ipconfig", method, path, body, timeout_s)
+
+    def ask_msg(self, method: str, path: str, body: str = "", timeout_s: float = 30.0) -> dict[str, Any]:
+        """The JSON that the admin port of a msg process answers, of the first one that serves. Raises LocalError, with its
+        words where it refuses."""
+        msgs = [entry["name"] for entry in self.status()["processes"] if entry["name"] in self._msgs()]
+        ready = [entry["name"] for entry in self.status()["processes"] if entry["ready"] and entry["name"] in msgs]
+        name = (ready or msgs)[0]
+        base = f"http://{self.settings.msg.http_host}:{self.ports[f'{name}.http']}"
+        return self._ask(base, name, method, path, body, timeout_s)
+
+    def _msgs(self) -> list[str]:
+        return [msg_name(n) for n in range(self.settings.local.msgs)]
+
+    def _ask(self, base: str, who: str, method: str, path: str, body: str, timeout_s: float) -> dict[str, Any]:
+        url = base + path
         headers = {"Content-Type": "application/json"} if body else {}
         request = urllib.request.Request(url, body.encode() or None, headers, method=method)
         try:
@@ -155,7 +170,7 @@ class LocalCluster:
                 words = json.loads(words)["error"]
             raise LocalError(words) from e
         except (OSError, ValueError) as e:
-            raise LocalError(f"ipconfig does not answer at {url}: {e}") from e
+            raise LocalError(f"{who} does not answer at {url}: {e}") from e
 
     @property
     def database_uri(self) -> str:

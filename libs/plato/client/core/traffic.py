@@ -274,8 +274,8 @@ class Traffic:
             self._dirty[row.conversation_id] = None
 
     def _touched(self, thread: Thread, numbered: bool, now_ms: int, within_ms: int = 0) -> None:
-        """After any news of a conversation: is there a gap, and what is to be done about it. within_ms: at a random moment of
-        that time instead of at once."""
+        """After any news of a conversation: is there a gap, and what is to be done about it. within_ms: not at once, but
+        at a random moment of that time."""
         if not thread.behind:
             self._later.pop(thread.conversation_id, None)
             self._line.release(thread.conversation_id)

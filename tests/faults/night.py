@@ -93,8 +93,11 @@ async def spend(
     others: Mapping[str, Callable[[], int]] | None = None,
     away_s: Callable[[], float] = lambda: 0.0,
 ) -> None:
-    """One night and its morning; asserts what must hold, and that the checker would see it broken. away_s: how long the one of
-    `others` that took longest was away; nothing can be acknowledged meanwhile, and how fast it starts is not ours."""
+    """One night and its morning; asserts what must hold, and that the checker would see it broken.
+
+    away_s: how long the one of `others` that took longest was away; nothing can be acknowledged meanwhile, and how fast it
+    starts is not ours.
+    """
 
     def make(user: str, store: Path, transport: Transport) -> Client:
         return client_of(cluster, user, store, transport)

@@ -59,6 +59,10 @@ class Raw:
         """Sends one frame."""
         await self.write(frame(cmd_type, body))
 
+    def post(self, cmd_type: wire.CmdType.ValueType, body: Proto) -> None:
+        """Sends one frame without waiting."""
+        self.writer.write(frame(cmd_type, body))
+
     async def receive(self, wait_s: float = WAIT_S) -> wire.MsgCmd | None:
         """The next frame; None at the end of the connection. Raises TimeoutError."""
         async with asyncio.timeout(wait_s):

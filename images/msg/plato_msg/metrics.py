@@ -26,7 +26,7 @@ FANOUT_BATCHES: Final = Gauge(
     "plato_msg_fanout_batches", "Batches that are committed and not yet taken by their shards."
 )
 NOTICES: Final = Counter("plato_msg_notices_total", "Notices to the members of large groups: one per window.")
-NOTICE_MESSAGES: Final = Counter("plato_msg_notice_messages_total", "Messages that those notices stood for.")
+NOTICE_BATCHES: Final = Counter("plato_msg_notice_batches_total", "Batches with messages that those notices stood for.")
 NOTICE_DEVICES: Final = Counter("plato_msg_notice_devices_total", "Devices that they went out to.")
 DIRTY: Final = Gauge("plato_msg_dirty_shards", "Shards that may have missed frames and are not done with a new run.")
 ID_LAG_MS: Final = Gauge(

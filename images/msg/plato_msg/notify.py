@@ -134,7 +134,7 @@ class Notifier:
             job.done()
         metrics.NOTICES.inc()
         metrics.NOTICE_DEVICES.inc(online)
-        metrics.NOTICE_MESSAGES.inc(len(jobs))
+        metrics.NOTICE_BATCHES.inc(len(jobs))
         self._log.debug("notified", conversation_id=notice.conversation_id, seq=notice.seq, devices=online)
         self._windows.done(notice.conversation_id, online)
         self._waiting -= len(jobs)

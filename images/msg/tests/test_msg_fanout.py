@@ -84,6 +84,16 @@ def test_the_sending_device_gets_a_receipt_every_other_device_the_push() -> None
     }
 
 
+def test_a_push_to_many_is_in_a_request_to_a_shard_once() -> None:
+    names = [f"u{n}" for n in range(400)]
+    routes = {name: {1: Route(conn(n, "s0" if n % 2 else "s1"), 1)} for n, name in enumerate(names)}
+    found = parts([decision(1, members=names, from_user="nobody", body=b"b" * 10_000)], routes, TOPOLOGY, 1 << 20)
+    assert sorted((shard, len(part.payloads), len(part.entries)) for shard, part in found) == [
+        ("s0", 1, 200),
+        ("s1", 1, 200),
+    ]
+
+
 def test_a_refusal_and_a_repetition_reach_the_sending_device_only() -> None:
     refused, repeated = decision(1, code=Code.NOT_A_MEMBER), decision(2, repeated=True)
     assert laid_out([refused, repeated], ROUTES) == {conn(1): [("receipt", Code.NOT_A_MEMBER), ("receipt", 2)]}

@@ -4,8 +4,9 @@
                            └─ newest frame kept until it is acknowledged ─▸ repeats ─▸ heartbeats carry the numbers
 
 What a stream has no room for is dropped, and that session is in doubt: its run ends, and an empty Notify of the next
-one follows when there is room, at a pace (R4). Memory: one frame per connection, shared in a fan-out; `owed` holds a
-conn_id per session in doubt.
+one follows when there is room, at a pace (R4). A notice about a large group that is the session's newest frame and still
+unsent is not followed by the next one but replaced by it. Memory: one frame per connection, shared in a fan-out; `owed`
+holds a conn_id per session in doubt.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from plato.runtime import logs
+from plato.wire.v1.client_pb2 import NOTIFY
 from plato.wire.v1.suffix import push_suffix
 
 from plato_state import metrics
-from plato_state.core.answers import EMPTY_NOTIFY, LAST_PUBLIC_TYPE, type_of
+from plato_state.core.answers import EMPTY_NOTIFY, LAST_PUBLIC_TYPE, notice_of, type_of
 from plato_state.core.pushes import gap_ms
 from plato_state.core.session import Connection, Phase
 from plato_state.shard import Shard, ticks
@@ -27,6 +29,7 @@ from plato_state.stream import SEND, SEND_AND_CLOSE
 OWED_PER_TICK: Final = 50
 """Empty Notifies per tick: 2,000 a second, so that a shard's sessions sync over seconds instead of at once."""
 REPEATS_PER_TICK: Final = 500
+PARSED: Final = 64
 
 
 class Downlink:
@@ -36,6 +39,7 @@ class Downlink:
         self._shard = shard
         self._log = logs.get("downlink").bind()
         self._owed: deque[int] = deque()
+        self._parsed: dict[bytes, tuple[str, int] | None] = {}
         settings = shard.settings
         self._gaps = [
             ticks(gap_ms(n, settings.repeat_min_ms, max(settings.repeat_min_ms, settings.repeat_max_ms)))
@@ -101,16 +105,33 @@ class Downlink:
             pushes.skip()
             return
         conn_id = connection.conn_id
+        link = self._shard.stream_of(conn_id)
+        notice = self._notice_of(frame)
+        if notice is not None and link is not None and not connection.doubtful:
+            newest = self._notice_of(pushes.frame) if pushes.frame else None
+            if newest is not None and newest[0] == notice[0] and link.renew(conn_id, *notice, frame):
+                pushes.frame = frame if notice[1] > newest[1] else pushes.frame
+                return
         pushes.push(frame)
         self._shard.repeats.arm(conn_id, self._shard.now + self._gaps[0])
-        link = self._shard.stream_of(conn_id)
         if link is None:
             return  # nobody speaks for it now: the newest is repeated when its worker announces it
-        if link.push(conn_id, frame, push_suffix(pushes.run, pushes.push_no)):
+        suffix = push_suffix(pushes.run, pushes.push_no)
+        if link.push(conn_id, frame, suffix) if notice is None else link.push_notice(conn_id, *notice, frame, suffix):
             connection.doubtful = False  # a frame of the new run is the hint already
         else:
             metrics.DROPPED.labels("push").inc()
             self.doubt(connection)
+
+    def _notice_of(self, frame: bytes) -> tuple[str, int] | None:
+        """`notice_of`; the same frames go to many in a row, so what they say is kept."""
+        if type_of(frame) != NOTIFY:
+            return None
+        if frame not in self._parsed:
+            if len(self._parsed) >= PARSED:
+                self._parsed.clear()
+            self._parsed[frame] = notice_of(frame)
+        return self._parsed[frame]
 
     def acknowledged(self, connection: Connection, run: int, push_no: int) -> None:
         """The client stored everything up to (run, push_no). A guest means its one push."""

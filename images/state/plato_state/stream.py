@@ -69,6 +69,17 @@ class _Worker:
         self.flags = bytearray()
 
 
+class _Notice:
+    """A notice in the batch that fills: the newest of its conversation, and who waits for it."""
+
+    __slots__ = ("conn_ids", "index", "seq")
+
+    def __init__(self, index: int, seq: int) -> None:
+        self.index = index
+        self.seq = seq
+        self.conn_ids: set[int] = set()
+
+
 class LinkStream:
     """One attached gateway link. Lives from its hello to the end of its stream."""
 
@@ -94,6 +105,7 @@ class LinkStream:
         self._payloads: list[bytes] = []
         self._lengths = array("I")
         self._shared: dict[bytes, int] = {}
+        self._notices: dict[str, _Notice] = {}
         self._columns: dict[int, _Worker] = {}
         self._size = 0
 
@@ -109,6 +121,35 @@ class LinkStream:
     def push(self, conn_id: int, frame: bytes, suffix: bytes) -> bool:
         """Queues a frame that others may get too, with this connection's suffix. False: no room, it is dropped."""
         return self._add(conn_id, frame, suffix, SEND, self._shared.get(frame, -1), PUSH_BYTES)
+
+    def renew(self, conn_id: int, conversation_id: str, seq: int, frame: bytes) -> bool:
+        """Whether a notice about that conversation waits for this connection, unsent: then the newer of both goes out under
+        its number. A newer one takes its place for everybody whom it waits for."""
+        notice = self._notices.get(conversation_id)
+        if notice is None:
+            return False
+        if seq > notice.seq:
+            old = self._payloads[notice.index]
+            self._payloads[notice.index] = frame
+            self._lengths[notice.index] = len(frame)
+            self._shared.pop(old, None)
+            self._shared[frame] = notice.index
+            self._size += len(frame) - len(old)
+            self.queued_bytes += len(frame) - len(old)
+            notice.seq = seq
+        return conn_id in notice.conn_ids
+
+    def push_notice(self, conn_id: int, conversation_id: str, seq: int, frame: bytes, suffix: bytes) -> bool:
+        """`push` of a notice, which `renew` may renew while it is unsent."""
+        if not self.push(conn_id, frame, suffix):
+            return False
+        index = self._shared.get(frame)  # None: this frame filled the batch, it is sealed
+        if index is not None:
+            notice = self._notices.get(conversation_id)
+            if notice is None or notice.index != index:
+                notice = self._notices[conversation_id] = _Notice(index, seq)
+            notice.conn_ids.add(conn_id)
+        return True
 
     def not_owner(self, epoch: int) -> None:
         """Frames of slots that are not ours at `epoch` came, and were dropped."""
@@ -206,5 +247,6 @@ class LinkStream:
         self._payloads = []
         self._lengths = array("I")
         self._shared = {}
+        self._notices = {}
         self._columns = {}
         self._size = 0

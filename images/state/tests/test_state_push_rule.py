@@ -172,6 +172,43 @@ async def test_r4_a_fan_out_carries_its_payload_once_with_a_suffix_per_connectio
         assert batch.payload_data == payload
 
 
+def notify_frame(seq: int, conversation_id: str = "g:town") -> bytes:
+    notify = pb.NotifyMsg(newest=[pb.Cursor(conversation_id=conversation_id, seq=seq)], within_ms=200)
+    return pb.MsgCmd(Type=pb.NOTIFY, Payload=notify.SerializeToString()).SerializeToString()
+
+
+async def test_r4_a_notice_that_is_unsent_is_replaced_by_a_newer_one_under_its_number() -> None:
+    world = World()
+    async with world.shard() as state, Link(state) as link:
+        clients = [await (await link.connect(world.conn_id())).live(f"user{n}") for n in range(3)]
+        ids = [c.conn_id for c in clients]
+        stream = state.shard.stream_of(ids[0])
+        assert stream is not None
+        link.hold_taken = True
+        while stream._batch_no - stream._taken < 2:  # two are untaken: the next batch fills
+            sent = stream._batch_no
+            await deliver(state, ids[2:], push_frame(b"first"))
+            await until(lambda sent=sent: stream._batch_no > sent)  # type: ignore[misc]  # mypy: a lambda's default
+        before = stream.queued_bytes
+        await deliver(state, ids, notify_frame(1))
+        await deliver(state, ids[1:2], push_frame(b"between"))
+        one = stream.queued_bytes - before
+        for seq in (3, 2, 400):
+            await deliver(state, ids, notify_frame(seq))
+        assert stream.queued_bytes - before < one + 200, "it does not grow with what is told"
+        link.hold_taken = False
+        link._taken = max(b.batch_no for b in link.batches)
+        await link.take()
+        for n, client in enumerate(clients):
+            await until(lambda client=client: client.of(pb.NOTIFY) != [])  # type: ignore[misc]  # mypy: as above
+            told = [(r.message.newest[0].seq, numbers(r)[1]) for r in client.of(pb.NOTIFY)]
+            first = len(client.of(pb.PUSH)) + 1 if n == 2 else 1
+            assert told == [(400, first)] if n != 1 else told[-1] == (400, 3)
+        pushes = state.shard.connections[ids[0]].pushes
+        assert pushes is not None
+        assert (pushes.push_no, pushes.frame) == (1, notify_frame(400)), "what is repeated is the newest"
+
+
 async def test_r4_while_nobody_speaks_for_it_the_newest_is_kept_and_sent_when_it_is_named() -> None:
     world = World()
     conn_id = world.conn_id()

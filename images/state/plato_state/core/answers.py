@@ -24,6 +24,7 @@ from plato.wire.v1.client_pb2 import (
     ErrorMsg,
     KickMsg,
     MsgCmd,
+    NotifyMsg,
     PulledMsg,
     RedirectGateway,
     RedirectMsg,
@@ -61,6 +62,14 @@ def frame(kind: Kind, payload: bytes) -> bytes:
 def type_of(encoded: bytes) -> int:
     """The CmdType of a MsgCmd that one of our own parts encoded: field 1 stands first, or is absent (0)."""
     return encoded[1] if len(encoded) > 1 and encoded[0] == 0x08 else 0
+
+
+def notice_of(encoded: bytes) -> tuple[str, int] | None:
+    """(conversation_id, seq) of a Notify that one of our own parts encoded about one conversation; None of other frames."""
+    if type_of(encoded) != NOTIFY:
+        return None
+    newest = NotifyMsg.FromString(MsgCmd.FromString(encoded).Payload).newest
+    return (newest[0].conversation_id, newest[0].seq) if len(newest) == 1 else None
 
 
 def ack(kind: Kind, code: Code, conn_id: int, ref: int = 0) -> bytes:

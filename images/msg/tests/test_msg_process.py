@@ -97,7 +97,7 @@ Break = Callable[[Setup], Coroutine[Any, Any, Any]]
 
 
 async def newer_schema(s: Setup) -> None:
-    await asyncpg_execute(s, f"UPDATE {s.schema}.meta SET value = '99' WHERE key = 'schema_version'")
+    await asyncpg_execute(s, f"UPDATE {s.schema}.meta SET value = '99' WHERE key IN ('schema_version', 'readable_by')")
 
 
 async def other_partitions(s: Setup) -> None:

@@ -75,7 +75,10 @@ def crowd(programs: Programs, made: LocalCluster, folder: Path, count: int, firs
     path = folder / "people"
     path.write_text("".join(lines))
     ports = made.ports
-    with running([programs.c["people"], str(ports["edge-0.tcp"]), str(ports["ipconfig"]), path]) as people:
+    gateways = ",".join(
+        str(port) for name, port in sorted(ports.items()) if name.startswith("edge-") and name.endswith(".tcp")
+    )
+    with running([programs.c["people"], gateways, str(ports["ipconfig"]), path]) as people:
         yield people
 
 

@@ -65,6 +65,7 @@ def measure(programs: Programs, options: Options) -> Result:
         Figure("ipconfig, p50", "ms", tuple(b[2] for b in backs)),
         Figure("ipconfig, p99", "ms", tuple(b[3] for b in backs)),
         Figure("ipconfig, longest", "ms", tuple(b[4] for b in backs)),
+        Figure("  not answered within 2 s", "clients", tuple(b[6] for b in backs)),
         Figure("asked to wait", "times", tuple(b[5] for b in backs)),
         *(Figure(f"  {part}", "ms CPU/login", tuple(ms)) for part, ms in costs.items()),
     ]

@@ -1,16 +1,19 @@
 // People who talk: thousands of clients of docs/protocol.md in one process, so that they are not the limit.
-//   people GATEWAY_PORT IPCONFIG_PORT FILE
+//   people GATEWAY_PORT,… IPCONFIG_PORT FILE
+// The ports are the list that each has from before, the first one is where all come in.
 // FILE has a line per person: token, user to talk to, conversation_id. Person 2k and person 2k + 1 talk to each other.
 // It obeys lines on standard input, and answers each with one line:
-//   enter                       connects everybody to GATEWAY_PORT by Login and Sync             → ready PEOPLE SECONDS
+//   enter                       connects everybody to the first port by Login and Sync             → ready PEOPLE SECONDS
 //   talk SECONDS RATE BYTES     RATE 0: each has one message on its way all the time; else RATE a second in all
 //                               → done PUSHES SECONDS and then, in ms, p50 and p99 from UP to the other's PUSH, p50 and p99 to the ACK, and repeats
 //   fall SECONDS                waits until a connection breaks, lets those who fell come back as a client does: a random part of the told delay, the list of
-//                               ipconfig, its gateways in turn, ReConn, Sync                     → waiting, then back FELL SECONDS, in ms p50 p99 max of ipconfig, refused
+//                               ipconfig, its gateways in turn, ReConn, Sync                     → waiting, then back FELL SECONDS, in ms p50 p99 max of ipconfig, refused, gave up
+//                               who has no answer of ipconfig after 2 s goes by the list from before
 // Sent frames are those of a careful client: a push or receipt is acknowledged once per read; a heartbeat goes out in time.
 #include "net.h"
 
 enum { LOGIN, HEARTBEAT, RECONN, ACK, UP, PUSH, SYNC, NOTIFY = 10, RECEIPT = 11, KICK = 14, ERROR = 16 };
+#define LIST_WITHIN_S 2.0
 typedef enum { AWAY, ASKING, READING_LIST, CONNECTING, ENTERING, SYNCING, LIVE } Stage;
 
 typedef struct {
@@ -32,9 +35,9 @@ typedef struct {
 } Person;
 
 static Person *people;
-static int count, ep, *person_of, ipconfig, first_port;
+static int count, ep, *person_of, ipconfig, kept[8], kept_count;
 static double heartbeat_s = 30, delay_s = 1;
-static int live, body_bytes = 100, fell, refused, talking;
+static int live, body_bytes = 100, fell, refused, gave_up, talking;
 static uint64_t pushes, repeats, chance = 88172645463325252ull;
 static double rate, next_send;
 static int turn;
@@ -280,13 +283,26 @@ static void take_list(Person *p) {
     p->due = now_s();
 }
 
+// ipconfig is silent: the list from before.
+static void give_up(Person *p) {
+    note(&lists, now_s() - p->asked);
+    gave_up++;
+    close(p->fd);
+    p->fd = -1;
+    p->stage = AWAY;
+    memcpy(p->ports, kept, sizeof kept);
+    p->port_count = kept_count;
+    p->port_at = 0;
+    p->due = now_s();
+}
+
 static void act(Person *p) {  // its time has come
     p->due = 0;
     switch (p->stage) {
     case AWAY:
         if (p->port_at < p->port_count) open_to(p, p->ports[p->port_at], CONNECTING);
         else if (p->again) ask_list(p);
-        else open_to(p, first_port, CONNECTING);
+        else open_to(p, kept[0], CONNECTING);
         break;
     case ENTERING: enter(p); break;
     case SYNCING: commit(p); break;
@@ -485,6 +501,7 @@ static void turn_once(int wait_ms) {
     for (int i = 0; i < count; i++) {
         Person *p = &people[i];
         if (p->due && p->due <= now) act(p);
+        if ((p->stage == ASKING || p->stage == READING_LIST) && now - p->asked > LIST_WITHIN_S) give_up(p);
         if (p->stage == LIVE && p->beat <= now) beat(p);
     }
 }
@@ -543,7 +560,8 @@ int main(int argc, char **argv) {
     all_files();
     struct rlimit limit;
     getrlimit(RLIMIT_NOFILE, &limit);
-    first_port = atoi(argv[1]);
+    for (char *at = argv[1]; at && *at && kept_count < 8; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        kept[kept_count++] = atoi(at);
     ipconfig = atoi(argv[2]);
     read_people(argv[3]);
     person_of = calloc(limit.rlim_cur, sizeof *person_of);
@@ -572,7 +590,7 @@ int main(int argc, char **argv) {
         } else if (sscanf(line, "talk %lf %lf %d", &seconds, &per_s, &bytes) == 3) {
             talk(seconds, per_s, bytes);
         } else if (sscanf(line, "fall %lf", &seconds) == 1) {
-            fell = refused = 0;
+            fell = refused = gave_up = 0;
             lists.size = 0;
             puts("waiting");
             fflush(stdout);
@@ -583,7 +601,7 @@ int main(int argc, char **argv) {
             }
             if (live < count) die("only %d of %d are back after %.0f s", live, count, seconds);
             double p50 = quantile_ms(&lists, 0.5), p99 = quantile_ms(&lists, 0.99), most = quantile_ms(&lists, 1);
-            printf("back %d %.6f %.3f %.3f %.3f %d\n", fell, now_s() - first, p50, p99, most, refused);
+            printf("back %d %.6f %.3f %.3f %.3f %d %d\n", fell, now_s() - first, p50, p99, most, refused, gave_up);
         } else {
             die("what is %s", line);
         }

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from bench import echo, fanout, fullpath, idle, loginstorm, overload, storm
+from bench import echo, fanout, fanout_large, fullpath, idle, loginstorm, overload, storm
 from bench.loading import Options
 from bench.processes import BenchError
 from bench.programs import HERE, Programs, versions
@@ -36,6 +36,7 @@ MEASURES: dict[str, Callable[[Programs, Options], Result]] = {
     "idle": idle.measure,
     "fullpath": fullpath.measure,
     "loginstorm": loginstorm.measure,
+    "fanoutlarge": fanout_large.measure,
     "overload": overload.measure,
 }
 QUICK = Options(

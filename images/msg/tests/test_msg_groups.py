@@ -149,7 +149,7 @@ async def test_r7_a_slow_shard_holds_neither_the_others_of_a_large_group_nor_dia
     peer = c.connect(f"x{other}", shard="s0")
     for seq in range(1, 6):
         await c.send(say("u00000"), up("ann", "ben"), up("ann", f"x{other}"))
-        await until(lambda seq=seq: len(c.pushes(peer)) == len(c.pushes(ben)) == seq)  # type: ignore[misc]
+        await until(lambda seq=seq: len(c.pushes(peer)) == len(c.pushes(ben)) == seq)  # type: ignore[misc]  # mypy: a default
     await until(lambda: all(c.notices(conn, G)[-1:] == [5] for conn in conns[::2]))
     assert len(c.receipts(ann)) == 10
     partition = partition_of(G, 8)

@@ -123,6 +123,14 @@ class Downlink:
             metrics.DROPPED.labels("push").inc()
             self.doubt(connection)
 
+    def acknowledged(self, connection: Connection, run: int, push_no: int) -> None:
+        """The client stored everything up to (run, push_no). A guest means its one push."""
+        if connection.pushes is not None:
+            if connection.pushes.acknowledged(run, push_no):
+                self._shard.repeats.cancel(connection.conn_id)
+        elif connection.guest_pushes is not None and connection.guest_pushes.frame:
+            self._send_guest(connection, connection.guest_pushes.acknowledged())
+
     def _notice_of(self, frame: bytes) -> tuple[str, int] | None:
         """`notice_of`; the same frames go to many in a row, so what they say is kept."""
         if type_of(frame) != NOTIFY:
@@ -132,14 +140,6 @@ class Downlink:
                 self._parsed.clear()
             self._parsed[frame] = notice_of(frame)
         return self._parsed[frame]
-
-    def acknowledged(self, connection: Connection, run: int, push_no: int) -> None:
-        """The client stored everything up to (run, push_no). A guest means its one push."""
-        if connection.pushes is not None:
-            if connection.pushes.acknowledged(run, push_no):
-                self._shard.repeats.cancel(connection.conn_id)
-        elif connection.guest_pushes is not None and connection.guest_pushes.frame:
-            self._send_guest(connection, connection.guest_pushes.acknowledged())
 
     def _push_guest(self, connection: Connection, frame: bytes) -> None:
         guest_pushes = connection.guest_pushes

@@ -38,7 +38,7 @@ STALE_MS = 400
 CONN_MS = 1_800_000_000_000
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], deadline_s: float = 15.0) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], deadline_s: float = 30.0) -> None:
     """Waits for a condition."""
     async with asyncio.timeout(deadline_s):
         while True:

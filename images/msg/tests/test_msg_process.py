@@ -46,6 +46,7 @@ class Setup:
         self.folder = folder
         self.uri = postgres_uri
         self.blockers: list[asyncio.Server] = []
+        self.processes: list[asyncio.subprocess.Process] = []
         self.schema = f"process_{uuid4().hex[:10]}"
         self.grpc_port, self.http_port = free_port(), free_port()
         self.settings: dict[str, dict[str, Any]] = {
@@ -68,9 +69,18 @@ class Setup:
         path = self.folder / "plato.yaml"
         path.write_text(yaml.safe_dump(self.settings), encoding="utf-8")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PLATO_")}
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "plato_msg", "--settings", str(path), stderr=asyncio.subprocess.PIPE, env=environment
         )
+        self.processes.append(process)
+        return process
+
+    async def end(self) -> None:
+        """Leaves nothing, whatever the test came to."""
+        for process in self.processes:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
 
     async def get(self, path: str) -> tuple[int, str]:
         """Status and body of the admin port; (0, "") while it does not listen."""
@@ -89,8 +99,10 @@ class Setup:
 
 
 @pytest.fixture
-def setup(tmp_path: Path, postgres_uri: str, valkey_url: str) -> Setup:
-    return Setup(tmp_path, postgres_uri, valkey_url)
+async def setup(tmp_path: Path, postgres_uri: str, valkey_url: str) -> AsyncIterator[Setup]:
+    made = Setup(tmp_path, postgres_uri, valkey_url)
+    yield made
+    await made.end()
 
 
 Break = Callable[[Setup], Coroutine[Any, Any, Any]]
@@ -181,7 +193,7 @@ async def test_it_waits_in_words_for_a_schema_that_is_migrated_beside_it(setup: 
         await until(setup.ready)
     finally:
         process.terminate()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             _, stderr = await process.communicate()
     assert process.returncode == 0, stderr.decode()
 
@@ -196,21 +208,15 @@ async def test_a_signal_ends_it_while_it_waits(setup: Setup) -> None:
 
     await until(says_so)
     process.terminate()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         _, stderr = await process.communicate()
     assert process.returncode == 0, stderr.decode()
 
 
 @pytest.fixture
-async def running(setup: Setup) -> AsyncIterator[tuple[Setup, asyncio.subprocess.Process]]:
+async def running(setup: Setup) -> tuple[Setup, asyncio.subprocess.Process]:
     await migrate(setup.uri, setup.schema, PARTITIONS)
-    process = await setup.start()
-    try:
-        yield setup, process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+    return setup, await setup.start()
 
 
 async def test_a_process_serves_once_it_is_named_and_stops_in_order(
@@ -246,7 +252,7 @@ async def test_a_process_serves_once_it_is_named_and_stops_in_order(
         refusal = await stub.Pull(msg_pb2.PullRequest(user_id="bob", pull=wire.PullMsg(conversation_id="x")))
         assert refusal.code == Code.NOT_A_MEMBER
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             _, stderr = await process.communicate()
         assert process.returncode == 0, stderr.decode()
         async with database.connection() as connection:
@@ -282,7 +288,7 @@ async def test_r11_what_the_database_promises_is_shown(running: tuple[Setup, asy
     for name in ("records_total", "batch_seconds", "lag_records", "fanout_entries", "dirty_shards", "partitions_owned"):
         assert f"plato_msg_{name}" in metrics
     process.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         _, stderr = await process.communicate()
     shown = [e for e in map(json.loads, stderr.decode().splitlines()) if "promises process crashes only" in e["event"]]
     assert [(e["level"], e["durability"]) for e in shown] == [("warning", "process")]

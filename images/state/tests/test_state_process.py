@@ -11,7 +11,8 @@ import socket
 import sys
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class Place:
     admin_port: int
     valkey_url: str
     epoch: int = 1
+    processes: list[asyncio.subprocess.Process] = field(default_factory=list)
 
     def topology(self, uid: str) -> None:
         self.epoch += 1
@@ -51,7 +53,7 @@ class Place:
         topology_file.write(self.folder / "topology.json", record)
 
     async def run(self, uid: str, **more: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "plato_state",
@@ -59,6 +61,8 @@ class Place:
             cwd=self.folder,
             stderr=asyncio.subprocess.PIPE,
         )
+        self.processes.append(process)
+        return process
 
     async def get(self, path: str) -> tuple[int, str]:
         def ask() -> tuple[int, str]:
@@ -81,7 +85,7 @@ class Place:
 
 
 @pytest.fixture
-async def place(tmp_path: Path, postgres_uri: str, valkey_url: str) -> Place:
+async def place(tmp_path: Path, postgres_uri: str, valkey_url: str) -> AsyncIterator[Place]:
     schema = "state_process"
     await schema_pg.migrate(postgres_uri, schema, 4)
     tokens.make_dev_key(tmp_path / "keys")
@@ -101,14 +105,18 @@ async def place(tmp_path: Path, postgres_uri: str, valkey_url: str) -> Place:
     }
     made = Place(tmp_path, environment, port, admin_port, valkey_url)
     made.topology("u1")
-    return made
+    yield made
+    for process in made.processes:  # nothing is left, whatever the test came to
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
 
 
 async def end(process: asyncio.subprocess.Process, number: int = signal.SIGKILL) -> tuple[int, str]:
     """Ends a process; its exit code and what it said."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
-    _, err = await asyncio.wait_for(process.communicate(), 20)
+    _, err = await asyncio.wait_for(process.communicate(), 30)
     return process.returncode or 0, err.decode()
 
 
@@ -186,7 +194,7 @@ async def test_a_port_in_use_is_told_in_one_line(place: Place, which: str) -> No
         holder.listen()
         port = str(holder.getsockname()[1])
         process = await place.run("u1", **{f"PLATO_{which}": port})
-        _, err = await asyncio.wait_for(process.communicate(), 20)
+        _, err = await asyncio.wait_for(process.communicate(), 30)
     lines = [line for line in err.decode().splitlines() if not line.startswith("{")]
     assert process.returncode not in (0, None)
     assert len(lines) == 1, err
@@ -206,7 +214,7 @@ async def test_settings_that_cannot_work_are_told_in_one_line(
     place: Place, variables: dict[str, str], words: str
 ) -> None:
     process = await place.run("u1", **variables)
-    _, err = await asyncio.wait_for(process.communicate(), 20)
+    _, err = await asyncio.wait_for(process.communicate(), 30)
     lines = [line for line in err.decode().splitlines() if not line.startswith("{")]
     assert process.returncode == 2
     assert len(lines) == 1, err
@@ -216,7 +224,7 @@ async def test_settings_that_cannot_work_are_told_in_one_line(
 async def test_it_waits_in_words_for_a_schema_that_is_migrated_beside_it(place: Place, postgres_uri: str) -> None:
     process = await place.run("u1", PLATO_DATABASE__SCHEMA_NAME="state_later")
     try:
-        deadline = asyncio.get_running_loop().time() + 20
+        deadline = asyncio.get_running_loop().time() + 30
         while "plato db migrate" not in (answer := (await place.get("/readyz"))[1]):
             assert asyncio.get_running_loop().time() < deadline, answer
             await asyncio.sleep(0.02)
@@ -238,7 +246,7 @@ async def test_a_signal_ends_it_while_it_waits_for_what_is_away(
     place: Place, variables: dict[str, str], words: str
 ) -> None:
     process = await place.run("u1", **variables)
-    deadline = asyncio.get_running_loop().time() + 20
+    deadline = asyncio.get_running_loop().time() + 30
     while words not in (answer := (await place.get("/readyz"))[1]):
         assert asyncio.get_running_loop().time() < deadline, answer
         await asyncio.sleep(0.02)

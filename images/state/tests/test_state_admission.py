@@ -75,7 +75,12 @@ def test_appends_that_fail_for_long_throttle_what_comes() -> None:
 def test_what_the_bus_has_and_msg_does_not_work_off_refuses_new_ones() -> None:
     admission = door(connection_per_s=10_000, user_per_s=10_000)
     for now in range(0, 6_000, 25):
-        assert offer(admission, 2, now) == (2 if now <= 5_000 else 0)
+        if now > 5_000:
+            trickle = offer(admission, 2, now)
+            assert trickle == (now % 100 == 25)
+            admission.appended(trickle, now)
+        else:
+            assert offer(admission, 2, now) == 2
         if now <= 5_000:
             admission.appended(2, now)
             if not now:
@@ -86,13 +91,44 @@ def test_what_the_bus_has_and_msg_does_not_work_off_refuses_new_ones() -> None:
     assert (refusal.code, refusal.why) == (Code.BUSY, "msg")
     admission.probe(2, b"last".ljust(16), 6_000)
     admission.arrived(1, b"another frame", 6_000)
-    assert admission.msg.in_flight == 2 * 201
+    assert admission.msg.in_flight == 2 * 201 + 10
     admission.arrived(1, b"a receipt of " + b"first".ljust(16), 6_000)
-    assert admission.msg.in_flight == 2 * 200, "it was the last of the first two"
+    assert admission.msg.in_flight == 2 * 200 + 10, "it was the last of the first two"
     admission.arrived(2, b"last".ljust(16), 6_000)
     assert admission.msg.in_flight == 0
     assert not admission.probes
     assert offer(admission, 2, 6_001) == 2
+
+
+def test_lost_receipts_stop_nobody() -> None:
+    """All frames of a moment were lost (a shard was marked dirty): the next uplink shows that msg is not late."""
+    admission = door(connection_per_s=10_000, user_per_s=10_000)
+    for now in range(0, 1_000, 25):
+        assert offer(admission, 50, now) == 50
+        admission.appended(50, now)
+        admission.probe(1, b"lost%12d" % now, now)
+    assert admission.msg.in_flight == 2_000
+    assert offer(admission, 50, 7_000) == 1, "nothing came by for seconds"
+    admission.appended(1, 7_010)
+    assert admission.wants_probe(7_010)
+    admission.probe(1, b"the next".ljust(16), 7_010)  # of the same connection
+    admission.arrived(1, b"the next".ljust(16), 7_060)
+    assert admission.msg.in_flight == 0
+    assert not admission.probes
+    assert offer(admission, 50, 7_061) == 50
+
+
+def test_one_connection_s_probes_reach_back_for_seconds() -> None:
+    admission = door()
+    for now in range(0, 20_000, 25):
+        admission.appended(1, now)
+        if admission.wants_probe(now):
+            admission.probe(1, b"%16d" % now, now)
+        sent = now - 5_000
+        if sent >= 0:
+            if 1 in admission.probes:
+                admission.arrived(1, b"%16d" % sent, now)
+            assert admission.msg.oldest_ms(now) <= 5_500, "each comes back after five seconds"
 
 
 def test_a_probe_whose_receipt_goes_elsewhere_is_covered_by_the_next_and_all_are_bounded() -> None:
@@ -146,7 +182,7 @@ async def test_the_sender_s_own_receipt_tells_that_msg_dealt_with_it() -> None:
         await client.send(up("c", 1))
         await acks(client, 1)
         assert state.shard.admission.msg.in_flight == 1
-        (client_msg_id, _) = state.shard.admission.probes[client.conn_id]
+        ((_, client_msg_id, _),) = state.shard.admission.probes[client.conn_id]
         receipt = command(pb.RECEIPT, pb.ReceiptMsg(client_msg_id=client_msg_id, seq=1))
         assert state.downlink.deliver([receipt], [client.conn_id], [0]) == []
         assert state.shard.admission.msg.in_flight == 0

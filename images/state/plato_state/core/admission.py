@@ -9,13 +9,15 @@
 Syncs and Pulls have a limiter too, so that what clients ask does not wait in line here for longer than they would wait.
 Each refusal carries a time to wait. Nothing of this decides order or duplicates (R1): a refused uplink goes the way of one
 that found no room. Work behind the bus is measured by probes, in this process alone: of some uplinks the frame that brings
-their outcome is waited for, and all that the bus took before them counts as done with it.
+their outcome is waited for, and all that the bus took before them counts as done with it. Such a frame may be lost (R4), and
+then tells nothing: so one uplink per TRICKLE_MS is let in though msg seems late, as the probe that shows whether it is.
 
-Memory: two entries per connection and user that sent lately, the limiters', and MAX_PROBES probes.
+Memory: two entries per connection and user that sent lately, the limiters', and MAX_PROBES × MAX_PROBES_EACH probes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final, NamedTuple
 
 from plato.core.breaker import Breaker
@@ -29,7 +31,12 @@ FLOOR: Final = 256
 """Uplinks that are let in whatever happened before: half a dozen clients with full windows."""
 READ_CALM_MS: Final = 1_000
 MAX_PROBES: Final = 256
+"""Connections with probes."""
+MAX_PROBES_EACH: Final = 24
 PROBE_EVERY_MS: Final = 25
+PROBE_EACH_MS: Final = 250
+"""So one connection's probes reach back six seconds."""
+TRICKLE_MS: Final = 100
 
 
 class Refusal(NamedTuple):
@@ -54,9 +61,10 @@ class Admission:
         self.reads = Limiter(READ_CALM_MS, floor)
         """Syncs and Pulls on their way to msg and back."""
         self.breaker = Breaker()
-        self.probes: dict[int, tuple[bytes, int]] = {}
-        """{conn_id: (client_msg_id, how many the bus had taken with it)}, oldest first."""
+        self.probes: dict[int, deque[tuple[int, bytes, int]]] = {}
+        """{conn_id: (made_ms, client_msg_id, how many the bus had taken with it), oldest first}."""
         self._probe_at_ms = 0
+        self._trickle_at_ms = 0
 
     def refusal(self, conn_id: int, user: str, now_ms: int, chance: float) -> Refusal | None:
         """None: the uplink is let in, if there is memory for it; then `begin` it. chance: from [0, 1)."""
@@ -69,9 +77,12 @@ class Admission:
         # While the oldest waits no longer than usual, a failed append is one that is repeated, and nobody is told.
         if self.bus.oldest_ms(now_ms) > self.bus.calm_ms and chance < self.breaker.chance_of_refusal(now_ms):
             return Refusal(Code.BUSY, self.bus.retry_ms(now_ms), "breaker")
-        for why, limiter in (("bus", self.bus), ("msg", self.msg)):
-            if not limiter.admits(now_ms):
-                return Refusal(Code.BUSY, limiter.retry_ms(now_ms), why)
+        if not self.bus.admits(now_ms):
+            return Refusal(Code.BUSY, self.bus.retry_ms(now_ms), "bus")
+        if not self.msg.admits(now_ms):
+            if now_ms < self._trickle_at_ms:
+                return Refusal(Code.BUSY, self.msg.retry_ms(now_ms), "msg")
+            self._trickle_at_ms = now_ms + TRICKLE_MS
         return None
 
     def full(self, now_ms: int) -> Refusal:
@@ -113,16 +124,24 @@ class Admission:
 
     def probe(self, conn_id: int, client_msg_id: bytes, now_ms: int) -> None:
         """The uplink that was appended last is a probe: `arrived` is to be told of the frames to its sender."""
-        self._probe_at_ms = now_ms + PROBE_EVERY_MS
-        if conn_id in self.probes:
+        probes = self.probes.get(conn_id)
+        if probes is None:
+            if len(self.probes) >= MAX_PROBES:
+                del self.probes[next(iter(self.probes))]  # its receipt may go elsewhere; a later one tells as much
+            probes = self.probes[conn_id] = deque(maxlen=MAX_PROBES_EACH)
+        elif now_ms - probes[-1][0] < PROBE_EACH_MS:
             return
-        if len(self.probes) >= MAX_PROBES:
-            del self.probes[next(iter(self.probes))]  # its receipt may go elsewhere; a later one tells as much
-        self.probes[conn_id] = client_msg_id, self.msg.begun
+        self._probe_at_ms = now_ms + PROBE_EVERY_MS
+        probes.append((now_ms, client_msg_id, self.msg.begun))
 
     def arrived(self, conn_id: int, frame: bytes, now_ms: int) -> None:
         """A frame of msg for a connection that has a probe."""
-        client_msg_id, upto = self.probes[conn_id]
-        if client_msg_id in frame:
-            del self.probes[conn_id]
-            self.msg.done_upto(now_ms, upto)
+        probes = self.probes[conn_id]
+        for place, (_, client_msg_id, upto) in enumerate(probes, 1):
+            if client_msg_id in frame:
+                self.msg.done_upto(now_ms, upto)
+                for _ in range(place):  # those before it were lost, or are still to come and tell nothing new
+                    probes.popleft()
+                if not probes:
+                    del self.probes[conn_id]
+                return

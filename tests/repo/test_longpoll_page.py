@@ -33,12 +33,11 @@ def test_the_examples_are_what_is_said_and_understood() -> None:
         bytes.fromhex(line) for block in re.findall(r"```\n(.*?)```", PART, re.DOTALL) for line in block.splitlines()
     ]
     gateway, name = Settings().gateway, bodies[1][2:18]
-    told = {"a": gateway.poll_wait_ms, "b": gateway.poll_silent_ms}
     assert [decode(body) for body in bodies] == [
         Body(longpoll.OPEN),
-        Body(0, name, **told),
+        Body(0, name, a=gateway.poll_wait_ms, b=gateway.poll_silent_ms),
         Body(0, name, gateway.poll_wait_ms, longpoll.PAGE_BYTES, received=2),
-        Body(0, name, **told, received=1, first=3, run=b"\0\0\0\2hi"),
+        Body(0, name, a=gateway.poll_wait_ms, b=gateway.poll_silent_ms, received=1, first=3, run=b"\0\0\0\2hi"),
     ]
     assert [decode(body).encode() for body in bodies] == bodies
 

@@ -400,12 +400,12 @@ async def test_what_was_not_sent_comes_back_and_its_note_goes(monkeypatch: pytes
 
 
 async def test_a_key_ends_the_wait_for_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plato.client.core.session.BACKOFF_MAX_MS", 60_000)
+    monkeypatch.setattr("plato.client.core.backoff.BACKOFF_MAX_MS", 60_000)
     async with talking((80, 24)) as (server, _, app, pilot):
         server.refusing = True
         server.cut(server.platform.live("alice"))
         await until(lambda: "offline, next try in " in content(app, "#head"))
-        app._client._machine._attempts = 10
+        app._client._machine._backoff._failed = 10
         await until(lambda: (app._client.next_try_s or 0) > 15)
         first = content(app, "#head")
         await until(lambda: content(app, "#head") != first and "next try in" in content(app, "#head"), "it counts")
@@ -524,7 +524,7 @@ async def test_a_plain_chat_tells_an_outage_once_and_what_nobody_expected() -> N
             await until(lambda: "# online" in err.getvalue())
             server.refusing = True
             server.cut()
-            await until(lambda: alice._machine._attempts >= 4)
+            await until(lambda: alice._machine._backoff._failed >= 4)
             server.refusing = False
             await until(lambda: err.getvalue().count("# online") == 2)
             raise KeyError("nobody expected this")

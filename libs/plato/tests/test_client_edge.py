@@ -427,7 +427,7 @@ async def test_a_hurried_client_tries_at_once() -> None:
     async with gateways() as servers:
         await servers[0].__aexit__(None, None, None)
         async with client("alice", ":memory:", servers) as alice:
-            alice._machine._attempts = 20
+            alice._machine._backoff._failed = 20
             await until(lambda: (alice.next_try_s or 0) > 2)
             alice.hurry()
             await until(lambda: (alice.next_try_s or 9) < 1.01)

@@ -109,6 +109,7 @@ async def _measure(made: LocalCluster, members: int, online: int, seconds: float
         f"{len(speaker.sent)} messages became {notices:.0f} notices, {said['notices']:.1f} to a member; {said['refused']}"
         f" pulls were answered later; {said['pushes']} pushes"
     )
+    result.notes.append(f"pushes of dialogues that were lost and pulled: {sum(pair.healed for pair in pairs)}")
     result.notes.append(f"the group was made within {made_s:.1f} s; members share the cores with the cluster")
     return result
 
@@ -239,7 +240,12 @@ class Pair:
         self._a, self._b = a, b
         self._conversation_id, self._peer = dialogue_id(name, peer), peer
         self.sent: list[float] = []
-        self.took: list[float] = []
+        self.took: dict[int, float] = {}
+        """By the message's number: how long until its first push, s."""
+        self.refused: list[int] = []
+        """Codes of refusals; what was refused is not sent again."""
+        self.healed = 0
+        """How often something was lost on the way, and pulled."""
 
     async def say(self) -> None:
         """One message."""
@@ -252,26 +258,47 @@ class Pair:
         await asyncio.gather(self._read(self._a), self._read(self._b))
 
     async def _read(self, raw: Raw) -> None:
+        run, push_no = 0, 0
         while (cmd := await raw.receive(3_600)) is not None:
             if cmd.Type == wire.PUSH:
-                self.took.append(time.monotonic() - self.sent[int(wire.PushMsg.FromString(cmd.Payload).Content)])
+                self._came(wire.PushMsg.FromString(cmd.Payload))
+            elif cmd.Type == wire.PULLED:
+                for row in wire.PulledMsg.FromString(cmd.Payload).rows:
+                    self._came(row)
+            elif cmd.Type == wire.ACK:
+                ack = wire.ACKMsg.FromString(cmd.Payload)
+                if ack.Type == wire.UP and ack.Code not in (Code.OK, Code.DUPLICATE, Code.PENDING):
+                    self.refused.append(ack.Code)
             if cmd.run:
-                await raw.send(wire.ACK, wire.ACKMsg(Type=wire.PUSH, run=cmd.run, push_no=cmd.push_no))
+                if (cmd.run, cmd.push_no) > (run, push_no + 1) and run:  # something was lost on the way
+                    self.healed += 1
+                    pull = wire.PullMsg(ref=1, conversation_id=self._conversation_id, limit=500, newest_first=True)
+                    await raw.send(wire.PULL, pull)
+                run, push_no = max((run, push_no), (cmd.run, cmd.push_no))
+                await raw.send(wire.ACK, wire.ACKMsg(Type=wire.PUSH, run=run, push_no=push_no))
+
+    def _came(self, row: wire.PushMsg) -> None:
+        no = int(row.Content)
+        self.took.setdefault(no, time.monotonic() - self.sent[no])
 
 
 async def _talk(pairs: list[Pair], seconds: float) -> list[float]:
-    """The dialogues for so long; how long each message took, s, sorted."""
-    for pair in pairs:
-        pair.took.clear()
+    """The dialogues for so long; how long each message took, s, sorted. Raises BenchError when one did not come."""
+    before = {id(pair): len(pair.sent) for pair in pairs}
     for n, due in enumerate(_pace(DIALOGUE_PER_S, seconds)):
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         await pairs[n % len(pairs)].say()
 
     def all_came() -> bool:
-        return sum(len(pair.took) for pair in pairs) == int(DIALOGUE_PER_S * seconds)
+        return all(len(pair.took) == len(pair.sent) for pair in pairs)
 
-    await until(all_came, 30)
-    return sorted(took for pair in pairs for took in pair.took)
+    try:
+        await until(all_came, 30)
+    except TimeoutError:
+        lost = sum(len(pair.sent) - len(pair.took) for pair in pairs)
+        codes = sorted({code for pair in pairs for code in pair.refused})
+        raise BenchError(f"{lost} messages of dialogues did not come; codes of refusals: {codes}") from None
+    return sorted(took for pair in pairs for no, took in pair.took.items() if no >= before[id(pair)])
 
 
 def _pace(per_s: float, seconds: float) -> Iterator[float]:

@@ -42,7 +42,9 @@ class Member:
                     if cursor.conversation_id == self._conversation_id:
                         self.notices.append(notify)
                         newest = max(newest, cursor.seq)
-                if newest > self.seq and not self._asked:
+                if not notify.newest and not self._asked:
+                    self._later(0)  # something may have been lost
+                elif newest > self.seq and not self._asked:
                     self._later(self._chance.random() * notify.within_ms)
             elif cmd.Type == wire.PUSH:
                 pushed = wire.PushMsg.FromString(cmd.Payload)

@@ -51,7 +51,7 @@ class Options:
     read_calm_ms: int = 500
     push_members_max: int = PUSH_MEMBERS
     notify_window_ms: int = 10
-    notify_window_max_ms: int = 1_000
+    notify_window_max_ms: int = 5_000
     tick_s: float = TICK_S
 
 

@@ -32,13 +32,16 @@ def test_a_stream_costs_the_same_however_fast_it_runs() -> None:
     assert max(counts) <= 32
 
 
-def test_the_window_lets_as_many_pull_as_can() -> None:
+def test_no_more_pull_at_a_time_than_can() -> None:
     windows = Windows(10, 10_000, 500)
     windows.note(G, 1, 600, 0)
     windows.take(100, 9)
     windows.done(G, 3 * PULLS_PER_S)
     windows.note(G, 2, 600, 60_000)
-    assert windows.next_ms() == 63_000
+    assert windows.take(60_012, 9) == [Notice(G, 2, 3_000)], "told soon, pulled slowly"
+    windows.done(G, 3 * PULLS_PER_S)
+    windows.note(G, 3, 600, 61_000)
+    assert windows.next_ms() == 63_012, "the next one when those have pulled"
 
 
 def test_nothing_is_told_twice_at_once_and_nothing_is_forgotten_that_waits() -> None:

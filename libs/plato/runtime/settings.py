@@ -286,7 +286,9 @@ class MsgSettings(_Section):
         le=10_000,
         description="One notice per so long, for a group of push_members_max members; longer for larger and busier ones.",
     )
-    notify_window_max_ms: int = Field(1_000, ge=1, le=30_000, description="It grows up to this.")
+    notify_window_max_ms: int = Field(
+        5_000, ge=1, le=30_000, description="Neither that time nor the one for pulls grows beyond this."
+    )
     allocator: Literal["single_writer", "redis", "segment"] = Field(
         "single_writer", description="Who gives seqs; see docs/allocators.md. May change at any start."
     )

@@ -4,9 +4,10 @@
     take     what is due now: the conversation, its newest seq, and the time within which its members are to pull
     done     everybody was told: the next window may end
 
-A window begins at `first_ms` × members / push_members and is so long at least that its members, as many as were online last
-time, pull no faster than PULLS_PER_S. While messages go on it doubles from one to the next; always at most `most_ms`. So one
-message to a quiet group is told soon, and a stream costs the same however fast it runs.
+A window is `first_ms` × members / push_members; while messages go on it doubles from one to the next. The members pull
+within the window, or longer: so that as many as were online last time pull no faster than PULLS_PER_S, and the next notice
+waits for that. Always at most `most_ms`. So one message to a quiet group is told soon, and a stream costs the same however
+fast it runs.
 
 Memory: one entry per conversation that had a message within the last FORGET_MS.
 """
@@ -16,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-PULLS_PER_S: Final = 2_000
-"""Of one conversation's members together; what they ask at the same time is merged (plato_msg.hot)."""
+PULLS_PER_S: Final = 500
+"""Of one conversation's members together: a pull costs the whole path about as much as a message to one person does."""
 FORGET_MS: Final = 60_000
 _SWEEP_AT: Final = 256
 
@@ -36,6 +37,8 @@ class _Large:
     seq: int = 0
     """Newest committed."""
     window_ms: int = 0
+    within_ms: int = 0
+    """What the next notice, or the last one, tells."""
     due_ms: int = -1
     """-1: nothing is to be told."""
     ended_ms: int = -1 << 60
@@ -64,9 +67,14 @@ class Windows:
         large.size = size
         if large.due_ms >= 0:
             return
-        busy = now_ms - large.ended_ms <= large.window_ms
-        large.window_ms = min(self._most_ms, max(self._least_ms(large), 2 * large.window_ms if busy else 0))
-        large.due_ms = now_ms + large.window_ms
+        least_ms = min(self._most_ms, max(self._first_ms, self._first_ms * size // self._push_members))
+        busy = now_ms - large.ended_ms <= large.within_ms
+        large.window_ms = min(self._most_ms, max(least_ms, 2 * large.window_ms if busy else 0))
+        large.due_ms = now_ms + least_ms
+        if busy:
+            large.due_ms = max(large.due_ms, large.ended_ms + max(large.window_ms, large.within_ms))
+        pulling_ms = large.online * 1_000 // PULLS_PER_S
+        large.within_ms = min(self._most_ms, max(large.window_ms, pulling_ms))
 
     def take(self, now_ms: int, limit: int) -> list[Notice]:
         """What is due, the longest first, at most `limit`; none of a conversation before `done` was said of its last one."""
@@ -79,7 +87,7 @@ class Windows:
         for _, conversation_id in due[:limit]:
             large = self._large[conversation_id]
             large.due_ms, large.ended_ms, large.telling = -1, now_ms, True
-            notices.append(Notice(conversation_id, large.seq, large.window_ms))
+            notices.append(Notice(conversation_id, large.seq, large.within_ms))
         return notices
 
     def done(self, conversation_id: str, online: int) -> None:
@@ -90,11 +98,6 @@ class Windows:
     def next_ms(self) -> int | None:
         """When `take` has something to give next; None: not before a `note` or a `done`."""
         return min((x.due_ms for x in self._large.values() if x.due_ms >= 0 and not x.telling), default=None)
-
-    def _least_ms(self, large: _Large) -> int:
-        return max(
-            self._first_ms * large.size // self._push_members, large.online * 1_000 // PULLS_PER_S, self._first_ms
-        )
 
     def _sweep(self, now_ms: int) -> None:
         for conversation_id, large in list(self._large.items()):

@@ -62,7 +62,7 @@ class Windows:
         if large is None:
             if len(self._large) % _SWEEP_AT == _SWEEP_AT - 1:
                 self._sweep(now_ms)
-            large = self._large[conversation_id] = _Large(size)
+            large = self._large[conversation_id] = _Large(size, online=size)  # all of them, until one notice knows
         large.seq = max(large.seq, seq)
         large.size = size
         if large.due_ms >= 0:

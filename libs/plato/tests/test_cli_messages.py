@@ -304,7 +304,9 @@ async def test_migrate_refuses_a_newer_schema(tmp_path: Path, postgres_uri: str)
     assert (await _output(argv, env))[0] == 0
     connection = await asyncpg.connect(postgres_uri)
     try:
-        await connection.execute("update cli_messages.meta set value = '999' where key = 'schema_version'")
+        await connection.execute(
+            "update cli_messages.meta set value = '999' where key in ('schema_version', 'readable_by')"
+        )
         code, err = await _output(argv, env)
     finally:
         await connection.execute("drop schema cli_messages cascade")

@@ -26,6 +26,7 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHERWISE = ("tests/kafka",)
+"""What `make test-kafka` runs."""
 APART = (
     ("tests/faults/test_kill_everything.py", "tests/faults/test_messaging*", "tests/faults/test_gateway_death.py"),
     ("tests/faults", "libs/plato/tests/test_local_supervisor.py", "tests/contract/test_grpc_liveness.py"),
@@ -42,7 +43,7 @@ def lists() -> list[list[str]]:
         if here:  # without a path pytest would run everything
             runs.append(["-p", "no:cacheprovider", *(f"--ignore={path}" for path in taken), *here])
         taken += here
-    return [[f"--ignore={path}" for path in taken], *runs]
+    return [[f"--ignore={path}" for path in (*OTHERWISE, *taken)], *runs]
 
 
 SLOWEST = ("--durations=12", "--durations-min=2.0")

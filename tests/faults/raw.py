@@ -80,11 +80,14 @@ class Raw:
         self, cmd_type: wire.CmdType.ValueType, kind: type[_Body], wait_s: float = WAIT_S, **fields: Any
     ) -> _Body:
         """The next frame of that type whose body has these fields; others are skipped. Raises EOFError at the end."""
+        why = ""
         async with asyncio.timeout(wait_s):
             while True:
                 cmd = await self.receive(wait_s)
                 if cmd is None:
-                    raise EOFError(f"closed before {wire.CmdType.Name(cmd_type)} came")
+                    raise EOFError(f"closed before {wire.CmdType.Name(cmd_type)} came{why}")
+                if cmd.Type == wire.ERROR:
+                    why = f": code {wire.ErrorMsg.FromString(cmd.Payload).code}"
                 if cmd.Type == cmd_type:
                     body = kind.FromString(cmd.Payload)
                     if all(getattr(body, name) == value for name, value in fields.items()):

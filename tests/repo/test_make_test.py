@@ -49,7 +49,7 @@ def test_each_test_is_in_one_run_only() -> None:
     busy, *apart = run_tests.lists()
     paths = [word for run in apart for word in run if not word.startswith("-") and word != "no:cacheprovider"]
     assert len(paths) == len(set(paths))
-    assert busy == [f"--ignore={path}" for path in paths]
+    assert busy == [f"--ignore={path}" for path in (*run_tests.OTHERWISE, *paths)]
     for n, run in enumerate(apart):
         before = [word for other in apart[:n] for word in other if word in paths]
         assert [word for word in run if word.startswith("--ignore")] == [f"--ignore={path}" for path in before]

@@ -4,8 +4,9 @@
 
 both counted over a window that slides by buckets. A dependency that answers half of what it is asked is not throttled
 (K = 2); one that answers nothing is soon asked ten times a second. Added to the book's: one request per PROBE_MS goes
-through in any case, and RECOVERED accepted ones in a row end the throttling, so that an outage is over when it is over.
-Chance is passed in.
+through in any case, and RECOVERED accepted ones in a row end the throttling, so that an outage is over when it is over. A
+request that was sent counts when its outcome is known: a crowd that comes at once is in flight, which says nothing against
+the dependency. Chance is passed in.
 """
 
 from __future__ import annotations
@@ -42,17 +43,16 @@ class Breaker:
         return max(0.0, (self._requests - self._k * self._accepts) / (self._requests + 1))
 
     def admits(self, now_ms: int, chance: float) -> bool:
-        """Counts one request; whether it is to be sent. chance: from [0, 1)."""
-        refuses = chance < self.chance_of_refusal(now_ms)
-        self._bucket(now_ms)[1] += 1
-        self._requests += 1
-        if refuses and now_ms < self._probe_at_ms:
+        """Whether one request is to be sent; then `accepted` or `failed` follows. chance: from [0, 1)."""
+        if chance < self.chance_of_refusal(now_ms) and now_ms < self._probe_at_ms:
+            self._count(now_ms)
             return False
         self._probe_at_ms = now_ms + PROBE_MS
         return True
 
     def accepted(self, now_ms: int) -> None:
         """A request that was sent was answered, whatever the answer was."""
+        self._count(now_ms)
         self._bucket(now_ms)[2] += 1
         self._accepts += 1
         self._in_a_row += 1
@@ -62,8 +62,12 @@ class Breaker:
 
     def failed(self, now_ms: int) -> None:
         """A request that was sent got no answer, or none in time."""
-        self._bucket(now_ms)
+        self._count(now_ms)
         self._in_a_row = 0
+
+    def _count(self, now_ms: int) -> None:
+        self._bucket(now_ms)[1] += 1
+        self._requests += 1
 
     def _bucket(self, now_ms: int) -> list[int]:
         number = now_ms // BUCKET_MS

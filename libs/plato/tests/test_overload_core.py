@@ -219,6 +219,15 @@ def test_a_few_requests_are_all_sent() -> None:
     assert ask(Breaker(), 0, 60_000, 0.0, random.Random(3), step_ms=PROBE_MS)[1] == 0
 
 
+def test_a_crowd_in_flight_says_nothing_against_a_dependency() -> None:
+    breaker, rng = Breaker(), random.Random(6)
+    for now in range(0, 5_000, 50):
+        for _ in range(100):  # all ask before the first is answered
+            assert breaker.admits(now, rng.random())
+        for _ in range(100):
+            breaker.accepted(now + 20)
+
+
 def test_it_recovers_within_a_second() -> None:
     breaker, rng = Breaker(), random.Random(4)
     ask(breaker, 0, 30_000, 0.0, rng)

@@ -108,14 +108,12 @@ class Admission:
 
     def appended(self, count: int, now_ms: int) -> None:
         """The bus took uplinks; now they wait for msg."""
-        self.breaker.admits(now_ms, 1.0)
         self.breaker.accepted(now_ms)
         self.bus.done(now_ms, count)
         self.msg.begin(now_ms, count)
 
     def append_failed(self, now_ms: int) -> None:
         """An append failed; it is repeated."""
-        self.breaker.admits(now_ms, 1.0)
         self.breaker.failed(now_ms)
 
     def wants_probe(self, now_ms: int) -> bool:

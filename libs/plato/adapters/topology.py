@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from plato.adapters.topology_file import FileTopology
-from plato.adapters.topology_kube import Access, KubeTopology
 from plato.runtime.settings import TopologySettings
+
+if TYPE_CHECKING:
+    from plato.adapters.topology_kube import KubeTopology
 
 
 def topology_source(
@@ -15,4 +18,7 @@ def topology_source(
     """The source; its `run` must be running for it to follow the record. Raises SettingsError outside of a pod."""
     if not settings.config_map:
         return FileTopology(settings.path)
+    # Here: its HTTP library is a sixth of what a process outside of Kubernetes takes to start.
+    from plato.adapters.topology_kube import Access, KubeTopology
+
     return KubeTopology(settings.config_map, Access.in_cluster(settings.namespace, environ), settings.path)

@@ -546,7 +546,12 @@ def metric(operator: Operator, name: str) -> float:
 def test_when_the_record_is_gone_a_gateway_ends_at_once(operator: Operator) -> None:
     """Last: as when the namespace is deleted."""
     operator.kube.done("delete", "configmap", names.topology_name(CLUSTER))
-    time.sleep(1)
+    wait_for(
+        "edge-0 noticed",
+        lambda: "the record is gone" in operator.kube.run("logs", "edge-0").stdout,
+        30,
+        seen=operator.seen,
+    )
     assert operator.ready("edge-0"), "it serves on from memory"
     began = time.monotonic()
     operator.kube.done("delete", "pod", "edge-0")

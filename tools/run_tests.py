@@ -27,15 +27,7 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent
 OTHERWISE = ("tests/kafka",)
 """What `make test-kafka` runs."""
-APART = (
-    ("tests/faults/test_kill_everything.py", "tests/faults/test_messaging*", "tests/faults/test_gateway_death.py"),
-    (
-        "tests/faults",
-        "libs/plato/tests/test_local_supervisor.py",
-        "tests/contract/test_grpc_liveness.py",
-        "images/gateway/tests",
-    ),
-)
+APART = (("tests/faults", "libs/plato/tests/test_local_supervisor.py", "tests/contract/test_grpc_liveness.py"),)
 """Paths, or patterns of them; a later list leaves out what an earlier one has."""
 
 

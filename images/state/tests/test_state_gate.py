@@ -166,6 +166,7 @@ async def test_slots_that_are_ours_anew_get_a_greater_fence_and_no_client_notice
         connection = state.shard.connections[client.conn_id]
         assert connection.pushes is not None
         run = connection.pushes.run
+        await client.next(pb.SYNCED)
         got = len(client.got)
         world.owners = [SlotRange(0, 1023, "s0", 9)]
         world.publish()

@@ -79,6 +79,12 @@ class Code(IntEnum):
     GROUP_EXISTS = 429
     GROUP_UNKNOWN = 430
     GROUP_FULL = 431
+    NOT_ALLOWED = 432
+    TOO_LATE = 433
+    BAD_OPERATION = 434
+    MESSAGE_UNKNOWN = 435
+    NOT_WELCOME = 436
+    REFUSED_BY_HOOK = 437
 
     @property
     def action(self) -> Action:
@@ -131,6 +137,12 @@ TEXT: dict[Code, str] = {
     Code.GROUP_EXISTS: "a group of this name exists",
     Code.GROUP_UNKNOWN: "there is no group of this name",
     Code.GROUP_FULL: "the group would have more members than it may",
+    Code.NOT_ALLOWED: "your role in this conversation does not allow that",
+    Code.TOO_LATE: "the time in which this message could be changed is over",
+    Code.BAD_OPERATION: "the operation could not be read, or its fields are out of bounds",
+    Code.MESSAGE_UNKNOWN: "there is no such message in this conversation, or it was recalled",
+    Code.NOT_WELCOME: "this user does not take messages from you",
+    Code.REFUSED_BY_HOOK: "the application refused this message",
 }
 
 

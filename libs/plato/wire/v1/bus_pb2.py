@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17plato/wire/v1/bus.proto\x12\rplato.wire.v1\"\x86\x02\n\x06Record\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x11\n\tfrom_user\x18\x02 \x01(\t\x12\x11\n\tdevice_id\x18\x03 \x01(\x04\x12\x11\n\tclient_id\x18\x04 \x01(\x04\x12\x15\n\rclient_msg_id\x18\x05 \x01(\x0c\x12\x0f\n\x07to_user\x18\x06 \x01(\t\x12\x10\n\x08msg_type\x18\x07 \x01(\r\x12\x0c\n\x04\x62ody\x18\x08 \x01(\x0c\x12\x10\n\x08trace_id\x18\t \x01(\x0c\x12\x16\n\x0e\x61\x63\x63\x65pted_at_ms\x18\n \x01(\x04\x12\r\n\x05guest\x18\x0b \x01(\x08\x12)\n\x05group\x18\x0c \x01(\x0b\x32\x1a.plato.wire.v1.GroupChange\"t\n\x0bGroupChange\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.plato.wire.v1.GroupChange.Kind\x12\r\n\x05users\x18\x02 \x03(\t\"\'\n\x04Kind\x12\x07\n\x03\x41\x44\x44\x10\x00\x12\n\n\x06REMOVE\x10\x01\x12\n\n\x06\x43REATE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17plato/wire/v1/bus.proto\x12\rplato.wire.v1\"\x99\x02\n\x06Record\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x11\n\tfrom_user\x18\x02 \x01(\t\x12\x11\n\tdevice_id\x18\x03 \x01(\x04\x12\x11\n\tclient_id\x18\x04 \x01(\x04\x12\x15\n\rclient_msg_id\x18\x05 \x01(\x0c\x12\x0f\n\x07to_user\x18\x06 \x01(\t\x12\x10\n\x08msg_type\x18\x07 \x01(\r\x12\x0c\n\x04\x62ody\x18\x08 \x01(\x0c\x12\x10\n\x08trace_id\x18\t \x01(\x0c\x12\x16\n\x0e\x61\x63\x63\x65pted_at_ms\x18\n \x01(\x04\x12\r\n\x05guest\x18\x0b \x01(\x08\x12)\n\x05group\x18\x0c \x01(\x0b\x32\x1a.plato.wire.v1.GroupChange\x12\x11\n\tauthority\x18\r \x01(\x08\"t\n\x0bGroupChange\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.plato.wire.v1.GroupChange.Kind\x12\r\n\x05users\x18\x02 \x03(\t\"\'\n\x04Kind\x12\x07\n\x03\x41\x44\x44\x10\x00\x12\n\n\x06REMOVE\x10\x01\x12\n\n\x06\x43REATE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'plato.wire.v1.bus_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RECORD']._serialized_start=43
-  _globals['_RECORD']._serialized_end=305
-  _globals['_GROUPCHANGE']._serialized_start=307
-  _globals['_GROUPCHANGE']._serialized_end=423
-  _globals['_GROUPCHANGE_KIND']._serialized_start=384
-  _globals['_GROUPCHANGE_KIND']._serialized_end=423
+  _globals['_RECORD']._serialized_end=324
+  _globals['_GROUPCHANGE']._serialized_start=326
+  _globals['_GROUPCHANGE']._serialized_end=442
+  _globals['_GROUPCHANGE_KIND']._serialized_start=403
+  _globals['_GROUPCHANGE_KIND']._serialized_end=442
 # @@protoc_insertion_point(module_scope)

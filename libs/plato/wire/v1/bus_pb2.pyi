@@ -35,6 +35,7 @@ class Record(_message.Message):
     ACCEPTED_AT_MS_FIELD_NUMBER: _builtins.int
     GUEST_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    AUTHORITY_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     from_user: _builtins.str
     device_id: _builtins.int
@@ -47,9 +48,11 @@ class Record(_message.Message):
     accepted_at_ms: _builtins.int
     """for display and latency figures; decides nothing"""
     guest: _builtins.bool
+    authority: _builtins.bool
+    """an operation of the platform's administrators or of an application server: roles do not bind it"""
     @_builtins.property
     def group(self) -> Global___GroupChange:
-        """not a message: who is in this group changes; from_user says whose order it is"""
+        """of the version before operations; read as one, with `authority`"""
 
     def __init__(
         self,
@@ -66,10 +69,11 @@ class Record(_message.Message):
         accepted_at_ms: _builtins.int = ...,
         guest: _builtins.bool = ...,
         group: Global___GroupChange | None = ...,
+        authority: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_at_ms", b"accepted_at_ms", "body", b"body", "client_id", b"client_id", "client_msg_id", b"client_msg_id", "conversation_id", b"conversation_id", "device_id", b"device_id", "from_user", b"from_user", "group", b"group", "guest", b"guest", "msg_type", b"msg_type", "to_user", b"to_user", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_at_ms", b"accepted_at_ms", "authority", b"authority", "body", b"body", "client_id", b"client_id", "client_msg_id", b"client_msg_id", "conversation_id", b"conversation_id", "device_id", b"device_id", "from_user", b"from_user", "group", b"group", "guest", b"guest", "msg_type", b"msg_type", "to_user", b"to_user", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

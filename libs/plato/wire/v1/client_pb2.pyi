@@ -47,7 +47,7 @@ class _CmdTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CmdType.Value
     RECEIPT: _CmdType.ValueType  # 11
     """server: the outcome of an UP, with its place"""
     READ: _CmdType.ValueType  # 12
-    """kept for read positions"""
+    """client: I have read up to here; server: another member has (a hint, not numbered)"""
     REDIRECT: _CmdType.ValueType  # 13
     """server: this gateway drains; go on through another one, this connection stands meanwhile"""
     KICK: _CmdType.ValueType  # 14
@@ -56,6 +56,10 @@ class _CmdTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CmdType.Value
     """client: end my session now"""
     ERROR: _CmdType.ValueType  # 16
     """server: a refusal that belongs to no other frame, or the reason of a close"""
+    TYPING: _CmdType.ValueType  # 17
+    """both: somebody writes; not numbered, never repeated, never stored"""
+    STATE: _CmdType.ValueType  # 18
+    """server: what this user's devices share changed: read positions, pins, mutes, deletions, friends"""
 
 class CmdType(_CmdType, metaclass=_CmdTypeEnumTypeWrapper): ...
 
@@ -78,7 +82,7 @@ NOTIFY: CmdType.ValueType  # 10
 RECEIPT: CmdType.ValueType  # 11
 """server: the outcome of an UP, with its place"""
 READ: CmdType.ValueType  # 12
-"""kept for read positions"""
+"""client: I have read up to here; server: another member has (a hint, not numbered)"""
 REDIRECT: CmdType.ValueType  # 13
 """server: this gateway drains; go on through another one, this connection stands meanwhile"""
 KICK: CmdType.ValueType  # 14
@@ -87,6 +91,10 @@ LOGOUT: CmdType.ValueType  # 15
 """client: end my session now"""
 ERROR: CmdType.ValueType  # 16
 """server: a refusal that belongs to no other frame, or the reason of a close"""
+TYPING: CmdType.ValueType  # 17
+"""both: somebody writes; not numbered, never repeated, never stored"""
+STATE: CmdType.ValueType  # 18
+"""server: what this user's devices share changed: read positions, pins, mutes, deletions, friends"""
 Global___CmdType: _TypeAlias = CmdType  # noqa: Y015
 
 @_typing.final
@@ -479,6 +487,8 @@ class PushMsg(_message.Message):
     CLIENT_MSG_ID_FIELD_NUMBER: _builtins.int
     SERVER_AT_MS_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
+    CHANGED_SEQ_FIELD_NUMBER: _builtins.int
+    RECALLED_FIELD_NUMBER: _builtins.int
     MsgID: _builtins.int
     SessionID: _builtins.int
     """the conversation_id where that is a number, else 0"""
@@ -491,6 +501,10 @@ class PushMsg(_message.Message):
     client_msg_id: _builtins.bytes
     server_at_ms: _builtins.int
     trace_id: _builtins.bytes
+    changed_seq: _builtins.int
+    """pulled rows: the seq of the newest EDIT or RECALL of this row; msg_type and Content are those of now"""
+    recalled: _builtins.bool
+    """its Content is gone"""
     def __init__(
         self,
         *,
@@ -505,10 +519,12 @@ class PushMsg(_message.Message):
         client_msg_id: _builtins.bytes = ...,
         server_at_ms: _builtins.int = ...,
         trace_id: _builtins.bytes = ...,
+        changed_seq: _builtins.int = ...,
+        recalled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["Content", b"Content", "MsgID", b"MsgID", "SessionID", b"SessionID", "client_msg_id", b"client_msg_id", "conversation_id", b"conversation_id", "from_user", b"from_user", "msg_type", b"msg_type", "prev_seq", b"prev_seq", "seq", b"seq", "server_at_ms", b"server_at_ms", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["Content", b"Content", "MsgID", b"MsgID", "SessionID", b"SessionID", "changed_seq", b"changed_seq", "client_msg_id", b"client_msg_id", "conversation_id", b"conversation_id", "from_user", b"from_user", "msg_type", b"msg_type", "prev_seq", b"prev_seq", "recalled", b"recalled", "seq", b"seq", "server_at_ms", b"server_at_ms", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -545,6 +561,8 @@ class SyncMsg(_message.Message):
     UPTO_ID_FIELD_NUMBER: _builtins.int
     CURSORS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    WANT_STATE_FIELD_NUMBER: _builtins.int
+    STATE_VERSION_FIELD_NUMBER: _builtins.int
     ref: _builtins.int
     after_id: _builtins.str
     """conversations with id > after_id …"""
@@ -552,6 +570,10 @@ class SyncMsg(_message.Message):
     """… and ≤ upto_id; empty: to the end"""
     limit: _builtins.int
     """0: the server's page"""
+    want_state: _builtins.bool
+    """and what my devices share, as far as it is newer than …"""
+    state_version: _builtins.int
+    """… this; 0: all of it"""
     @_builtins.property
     def cursors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cursor]:
         """≤ 500, sorted by id (UTF-8 bytes)"""
@@ -564,10 +586,12 @@ class SyncMsg(_message.Message):
         upto_id: _builtins.str = ...,
         cursors: _abc.Iterable[Global___Cursor] | None = ...,
         limit: _builtins.int = ...,
+        want_state: _builtins.bool = ...,
+        state_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_id", b"after_id", "cursors", b"cursors", "limit", b"limit", "ref", b"ref", "upto_id", b"upto_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_id", b"after_id", "cursors", b"cursors", "limit", b"limit", "ref", b"ref", "state_version", b"state_version", "upto_id", b"upto_id", "want_state", b"want_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -581,12 +605,21 @@ class SyncedItem(_message.Message):
     NEWEST_SEQ_FIELD_NUMBER: _builtins.int
     FIRST_CURSOR_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     newest_seq: _builtins.int
     first_cursor: _builtins.int
     """where a reader that knows nothing of this conversation starts: the seq before its join"""
     peer: _builtins.str
     """a dialogue's other user"""
+    title: _builtins.str
+    """a group's"""
+    members: _builtins.int
+    """a group's"""
+    left: _builtins.bool
+    """no member any more: newest_seq is that of the leave, nothing comes after it"""
     def __init__(
         self,
         *,
@@ -594,10 +627,13 @@ class SyncedItem(_message.Message):
         newest_seq: _builtins.int = ...,
         first_cursor: _builtins.int = ...,
         peer: _builtins.str = ...,
+        title: _builtins.str = ...,
+        members: _builtins.int = ...,
+        left: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "first_cursor", b"first_cursor", "newest_seq", b"newest_seq", "peer", b"peer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "first_cursor", b"first_cursor", "left", b"left", "members", b"members", "newest_seq", b"newest_seq", "peer", b"peer", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -614,6 +650,7 @@ class SyncedMsg(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     COVERED_ID_FIELD_NUMBER: _builtins.int
     RETRY_MS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     ref: _builtins.int
     code: _builtins.int
     msg: _builtins.str
@@ -624,6 +661,10 @@ class SyncedMsg(_message.Message):
     """BUSY: not before so long"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___SyncedItem]: ...
+    @_builtins.property
+    def state(self) -> Global___StateMsg:
+        """want_state: the changes after state_version; more of them: ask again"""
+
     def __init__(
         self,
         *,
@@ -634,10 +675,11 @@ class SyncedMsg(_message.Message):
         more: _builtins.bool = ...,
         covered_id: _builtins.str = ...,
         retry_ms: _builtins.int = ...,
+        state: Global___StateMsg | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "covered_id", b"covered_id", "items", b"items", "more", b"more", "msg", b"msg", "ref", b"ref", "retry_ms", b"retry_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "covered_id", b"covered_id", "items", b"items", "more", b"more", "msg", b"msg", "ref", b"ref", "retry_ms", b"retry_ms", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -925,3 +967,222 @@ class ErrorMsg(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ErrorMsg: _TypeAlias = ErrorMsg  # noqa: Y015
+
+@_typing.final
+class ReadMsg(_message.Message):
+    """A read position. It only rises, and is never above the conversation's newest seq: what stands is what the answer tells."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REF_FIELD_NUMBER: _builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    ref: _builtins.int
+    """client: answered by ACK{Type = READ, ref, expected = the position that stands}; repeat until then"""
+    conversation_id: _builtins.str
+    seq: _builtins.int
+    user: _builtins.str
+    """server: who has read"""
+    def __init__(
+        self,
+        *,
+        ref: _builtins.int = ...,
+        conversation_id: _builtins.str = ...,
+        seq: _builtins.int = ...,
+        user: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "ref", b"ref", "seq", b"seq", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadMsg: _TypeAlias = ReadMsg  # noqa: Y015
+
+@_typing.final
+class TypingMsg(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
+    conversation_id: _builtins.str
+    user: _builtins.str
+    """server: who"""
+    stopped: _builtins.bool
+    def __init__(
+        self,
+        *,
+        conversation_id: _builtins.str = ...,
+        user: _builtins.str = ...,
+        stopped: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "stopped", b"stopped", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TypingMsg: _TypeAlias = TypingMsg  # noqa: Y015
+
+@_typing.final
+class StateMsg(_message.Message):
+    """What a user's devices share. version: +1 with each change of this user. A client whose version is not prev_version has
+    missed something: it syncs with want_state.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    PREV_VERSION_FIELD_NUMBER: _builtins.int
+    CONVERSATIONS_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    FRIENDS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """what holds after these"""
+    prev_version: _builtins.int
+    """what they follow; 0 in the answer to a Sync"""
+    more: _builtins.bool
+    @_builtins.property
+    def conversations(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConversationState]: ...
+    @_builtins.property
+    def hidden(self) -> _containers.RepeatedCompositeFieldContainer[Global___HiddenMessage]: ...
+    @_builtins.property
+    def friends(self) -> _containers.RepeatedCompositeFieldContainer[Global___FriendState]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        prev_version: _builtins.int = ...,
+        conversations: _abc.Iterable[Global___ConversationState] | None = ...,
+        hidden: _abc.Iterable[Global___HiddenMessage] | None = ...,
+        friends: _abc.Iterable[Global___FriendState] | None = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversations", b"conversations", "friends", b"friends", "hidden", b"hidden", "more", b"more", "prev_version", b"prev_version", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateMsg: _TypeAlias = StateMsg  # noqa: Y015
+
+@_typing.final
+class ConversationState(_message.Message):
+    """Of one user and conversation; each field is what holds now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    READ_SEQ_FIELD_NUMBER: _builtins.int
+    PINNED_AT_MS_FIELD_NUMBER: _builtins.int
+    MUTED_UNTIL_MS_FIELD_NUMBER: _builtins.int
+    PEER_READ_SEQ_FIELD_NUMBER: _builtins.int
+    CLEARED_SEQ_FIELD_NUMBER: _builtins.int
+    conversation_id: _builtins.str
+    read_seq: _builtins.int
+    """own messages never count as unread, wherever they stand"""
+    pinned_at_ms: _builtins.int
+    """0: not pinned; the latest stands first"""
+    muted_until_ms: _builtins.int
+    """0: not muted"""
+    peer_read_seq: _builtins.int
+    """a dialogue's other user has read up to here"""
+    cleared_seq: _builtins.int
+    """deleted from this user's list: rows up to here are hidden"""
+    def __init__(
+        self,
+        *,
+        conversation_id: _builtins.str = ...,
+        read_seq: _builtins.int = ...,
+        pinned_at_ms: _builtins.int = ...,
+        muted_until_ms: _builtins.int = ...,
+        peer_read_seq: _builtins.int = ...,
+        cleared_seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared_seq", b"cleared_seq", "conversation_id", b"conversation_id", "muted_until_ms", b"muted_until_ms", "peer_read_seq", b"peer_read_seq", "pinned_at_ms", b"pinned_at_ms", "read_seq", b"read_seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConversationState: _TypeAlias = ConversationState  # noqa: Y015
+
+@_typing.final
+class HiddenMessage(_message.Message):
+    """Deleted for this user only."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    conversation_id: _builtins.str
+    seq: _builtins.int
+    def __init__(
+        self,
+        *,
+        conversation_id: _builtins.str = ...,
+        seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "seq", b"seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HiddenMessage: _TypeAlias = HiddenMessage  # noqa: Y015
+
+@_typing.final
+class FriendState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Status:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[FriendState._Status.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        NONE: FriendState._Status.ValueType  # 0
+        """was removed, refused or withdrawn"""
+        ASKED: FriendState._Status.ValueType  # 1
+        """this user asked the other one"""
+        WAITING: FriendState._Status.ValueType  # 2
+        """the other one asks this user"""
+        FRIENDS: FriendState._Status.ValueType  # 3
+        BLOCKED: FriendState._Status.ValueType  # 4
+        """by this user; nobody is told that he is blocked"""
+
+    class Status(_Status, metaclass=_StatusEnumTypeWrapper): ...
+    NONE: FriendState.Status.ValueType  # 0
+    """was removed, refused or withdrawn"""
+    ASKED: FriendState.Status.ValueType  # 1
+    """this user asked the other one"""
+    WAITING: FriendState.Status.ValueType  # 2
+    """the other one asks this user"""
+    FRIENDS: FriendState.Status.ValueType  # 3
+    BLOCKED: FriendState.Status.ValueType  # 4
+    """by this user; nobody is told that he is blocked"""
+
+    USER_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    status: Global___FriendState.Status.ValueType
+    words: _builtins.str
+    """of the request"""
+    def __init__(
+        self,
+        *,
+        user: _builtins.str = ...,
+        status: Global___FriendState.Status.ValueType = ...,
+        words: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "user", b"user", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FriendState: _TypeAlias = FriendState  # noqa: Y015

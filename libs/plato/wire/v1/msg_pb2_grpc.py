@@ -45,6 +45,16 @@ class MsgStub:
                 request_serializer=plato_dot_wire_dot_v1_dot_msg__pb2.PullRequest.SerializeToString,
                 response_deserializer=plato_dot_wire_dot_v1_dot_client__pb2.PulledMsg.FromString,
                 _registered_method=True)
+        self.Read = channel.unary_unary(
+                '/plato.wire.v1.Msg/Read',
+                request_serializer=plato_dot_wire_dot_v1_dot_msg__pb2.ReadRequest.SerializeToString,
+                response_deserializer=plato_dot_wire_dot_v1_dot_msg__pb2.ReadReply.FromString,
+                _registered_method=True)
+        self.Typing = channel.unary_unary(
+                '/plato.wire.v1.Msg/Typing',
+                request_serializer=plato_dot_wire_dot_v1_dot_msg__pb2.TypingRequest.SerializeToString,
+                response_deserializer=plato_dot_wire_dot_v1_dot_msg__pb2.TypingReply.FromString,
+                _registered_method=True)
 
 
 class MsgServicer:
@@ -62,6 +72,20 @@ class MsgServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Read(self, request, context):
+        """Raises read positions, many users' in one request; in the order of the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Typing(self, request, context):
+        """Tells the other members who are online. At most once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MsgServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +98,16 @@ def add_MsgServicer_to_server(servicer, server):
                     servicer.Pull,
                     request_deserializer=plato_dot_wire_dot_v1_dot_msg__pb2.PullRequest.FromString,
                     response_serializer=plato_dot_wire_dot_v1_dot_client__pb2.PulledMsg.SerializeToString,
+            ),
+            'Read': grpc.unary_unary_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=plato_dot_wire_dot_v1_dot_msg__pb2.ReadRequest.FromString,
+                    response_serializer=plato_dot_wire_dot_v1_dot_msg__pb2.ReadReply.SerializeToString,
+            ),
+            'Typing': grpc.unary_unary_rpc_method_handler(
+                    servicer.Typing,
+                    request_deserializer=plato_dot_wire_dot_v1_dot_msg__pb2.TypingRequest.FromString,
+                    response_serializer=plato_dot_wire_dot_v1_dot_msg__pb2.TypingReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +164,60 @@ class Msg:
             '/plato.wire.v1.Msg/Pull',
             plato_dot_wire_dot_v1_dot_msg__pb2.PullRequest.SerializeToString,
             plato_dot_wire_dot_v1_dot_client__pb2.PulledMsg.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plato.wire.v1.Msg/Read',
+            plato_dot_wire_dot_v1_dot_msg__pb2.ReadRequest.SerializeToString,
+            plato_dot_wire_dot_v1_dot_msg__pb2.ReadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Typing(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plato.wire.v1.Msg/Typing',
+            plato_dot_wire_dot_v1_dot_msg__pb2.TypingRequest.SerializeToString,
+            plato_dot_wire_dot_v1_dot_msg__pb2.TypingReply.FromString,
             options,
             channel_credentials,
             insecure,

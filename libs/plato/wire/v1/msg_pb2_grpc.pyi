@@ -34,12 +34,20 @@ class MsgStub:
     def __new__(cls, channel: _aio.Channel) -> MsgAsyncStub: ...
     Sync: _grpc.UnaryUnaryMultiCallable[_msg_pb2.SyncRequest, _client_pb2.SyncedMsg]
     Pull: _grpc.UnaryUnaryMultiCallable[_msg_pb2.PullRequest, _client_pb2.PulledMsg]
+    Read: _grpc.UnaryUnaryMultiCallable[_msg_pb2.ReadRequest, _msg_pb2.ReadReply]
+    """Raises read positions, many users' in one request; in the order of the request."""
+    Typing: _grpc.UnaryUnaryMultiCallable[_msg_pb2.TypingRequest, _msg_pb2.TypingReply]
+    """Tells the other members who are online. At most once."""
 
 @_typing.type_check_only
 class MsgAsyncStub(MsgStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Sync: _aio.UnaryUnaryMultiCallable[_msg_pb2.SyncRequest, _client_pb2.SyncedMsg]  # type: ignore[assignment]
     Pull: _aio.UnaryUnaryMultiCallable[_msg_pb2.PullRequest, _client_pb2.PulledMsg]  # type: ignore[assignment]
+    Read: _aio.UnaryUnaryMultiCallable[_msg_pb2.ReadRequest, _msg_pb2.ReadReply]  # type: ignore[assignment]
+    """Raises read positions, many users' in one request; in the order of the request."""
+    Typing: _aio.UnaryUnaryMultiCallable[_msg_pb2.TypingRequest, _msg_pb2.TypingReply]  # type: ignore[assignment]
+    """Tells the other members who are online. At most once."""
 
 class MsgServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -55,5 +63,21 @@ class MsgServicer(metaclass=_abc_1.ABCMeta):
         request: _msg_pb2.PullRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_client_pb2.PulledMsg, _abc.Awaitable[_client_pb2.PulledMsg]]: ...
+
+    @_abc_1.abstractmethod
+    def Read(
+        self,
+        request: _msg_pb2.ReadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_msg_pb2.ReadReply, _abc.Awaitable[_msg_pb2.ReadReply]]:
+        """Raises read positions, many users' in one request; in the order of the request."""
+
+    @_abc_1.abstractmethod
+    def Typing(
+        self,
+        request: _msg_pb2.TypingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_msg_pb2.TypingReply, _abc.Awaitable[_msg_pb2.TypingReply]]:
+        """Tells the other members who are online. At most once."""
 
 def add_MsgServicer_to_server(servicer: MsgServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

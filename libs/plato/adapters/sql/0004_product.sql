@@ -1,0 +1,55 @@
+-- readable by: 3
+-- Groups that people lead, messages that are changed, and what a user's devices share.
+
+-- changed_seq: of the newest operation that changed an older row (EDIT, RECALL): rows held in memory are good while it stands.
+ALTER TABLE im_conversation ADD COLUMN title text NOT NULL DEFAULT '';
+ALTER TABLE im_conversation ADD COLUMN changed_seq bigint NOT NULL DEFAULT 0;
+
+-- 0 member, 1 administrator, 2 owner (wire: Role). Members of other kinds than groups are 0.
+ALTER TABLE im_member ADD COLUMN role smallint NOT NULL DEFAULT 0;
+
+-- Who left or was removed: may still read (joined_seq, left_seq]. A table of its own, so that im_member holds who is a member
+-- now, for a program of the version before as well.
+CREATE TABLE im_former_member (
+    conversation_id text COLLATE "C" NOT NULL,
+    user_id         text COLLATE "C" NOT NULL,
+    joined_seq      bigint           NOT NULL,
+    left_seq        bigint           NOT NULL,
+    PRIMARY KEY (conversation_id, user_id)
+);
+CREATE INDEX im_former_member_by_user ON im_former_member (user_id, conversation_id);
+
+-- A recalled row stays, with an empty body; changed_seq: of the newest operation on it.
+ALTER TABLE im_message ADD COLUMN changed_seq bigint NOT NULL DEFAULT 0;
+ALTER TABLE im_message ADD COLUMN recalled boolean NOT NULL DEFAULT false;
+
+-- version: raised by each change of what the user's devices share, under this row's lock, so the order of versions is the order
+-- of commits.
+CREATE TABLE im_user (
+    user_id      text COLLATE "C" PRIMARY KEY,
+    version      bigint  NOT NULL DEFAULT 0,
+    friends_only boolean NOT NULL DEFAULT false
+) WITH (fillfactor = 70);
+
+CREATE TABLE im_user_state (
+    user_id         text COLLATE "C" NOT NULL,
+    conversation_id text COLLATE "C" NOT NULL,
+    version         bigint           NOT NULL,
+    read_seq        bigint           NOT NULL DEFAULT 0,
+    pinned_at       timestamptz,
+    muted_until     timestamptz,
+    peer_read_seq   bigint           NOT NULL DEFAULT 0,
+    cleared_seq     bigint           NOT NULL DEFAULT 0,
+    PRIMARY KEY (user_id, conversation_id)
+) WITH (fillfactor = 70);
+CREATE INDEX im_user_state_by_version ON im_user_state (user_id, version);
+CREATE INDEX im_user_state_readers ON im_user_state (conversation_id, read_seq);
+
+CREATE TABLE im_hidden (
+    user_id         text COLLATE "C" NOT NULL,
+    conversation_id text COLLATE "C" NOT NULL,
+    seq             bigint           NOT NULL,
+    version         bigint           NOT NULL,
+    PRIMARY KEY (user_id, conversation_id, seq)
+);
+CREATE INDEX im_hidden_by_version ON im_hidden (user_id, version);

@@ -42,7 +42,7 @@ async def test_ids_sort_by_their_bytes(postgres_uri: str) -> None:
     finally:
         await connection.close()
     assert [r[0] for r in rows] == sorted(names, key=str.encode)
-    assert len(columns) == 8
+    assert len(columns) >= 15
     assert {c["collation_name"] for c in columns} == {"C"}
 
 

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help setup up down status doctor test test-go test-kafka lint types imports proto proto-check \
+.PHONY: help setup up down status doctor test test-go test-kafka test-product lint types imports proto proto-check \
 	settings-page settings-check crds-page crds-check manifests manifests-check mutants lock first-use ci clean \
 	testbed-up testbed-down testbed-check e2e e2e-fast images images-load bench
 
@@ -13,6 +13,7 @@ help:
 	@echo "make up          start Plato on this machine (Ctrl-C stops it; the data stays)"
 	@echo "make down, status, doctor    stop it, look at it, look at this machine; make setup installs only"
 	@echo "make test        run the tests on real processes; ARGS=\"images/state -k r2\" picks some"
+	@echo "make test-product  groups, read state, the HTTP API, the browser client, on a whole cluster"
 	@echo "make test-go     the Go client of examples/go-client against a real cluster (needs go)"
 	@echo "make test-kafka  the bus on real Kafka brokers, killed and stopped (needs Java 17 and Maven)"
 	@echo "make lint, types, imports    ruff, mypy --strict, the import rules"
@@ -49,6 +50,9 @@ test: setup
 
 test-kafka: setup
 	@PLATO_KAFKA_REQUIRED=1 $(BIN)/python -m pytest tests/contract/test_bus_contract.py tests/kafka $(ARGS)
+
+test-product: setup
+	@$(BIN)/python -m pytest tests/product $(ARGS)
 
 test-go: setup
 	@$(BIN)/python -m pytest tests/interop $(ARGS)

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
-OTHERWISE = ("tests/kafka",)
-"""What `make test-kafka` runs."""
+OTHERWISE = ("tests/kafka", "tests/product")
+"""What `make test-kafka` and `make test-product` run."""
 APART = (("tests/faults", "libs/plato/tests/test_local_supervisor.py", "tests/contract/test_grpc_liveness.py"),)
 """Paths, or patterns of them; a later list leaves out what an earlier one has."""
 

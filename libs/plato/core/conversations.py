@@ -22,6 +22,14 @@ def dialogue_id(a: str, b: str) -> str:
     return DIALOGUE_PREFIX + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
 
 
+def group_id(creator: str, client_msg_id: bytes) -> str:
+    """The conversation_id of a group that a person makes: "g:" + base64url(SHA-256 of the creator, length-prefixed, and of the
+    16 bytes of the creating message's client_msg_id). 45 bytes. Nobody else can name it before it exists."""
+    user = creator.encode()
+    digest = hashlib.sha256(len(user).to_bytes(2, "big") + user + client_msg_id).digest()
+    return GROUP_PREFIX + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
 def is_user_id(user: str) -> bool:
     """1 to 64 bytes of UTF-8 without a control character."""
     return _is_name(user)

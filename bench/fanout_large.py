@@ -55,7 +55,7 @@ async def _measure(made: LocalCluster, members: int, online: int, seconds: float
     names = [f"town-{n:05}" for n in range(members)]
     begun = time.monotonic()
     order = json.dumps({"name": "town", "members": names})
-    answer = await asyncio.to_thread(made.ask_msg, "POST", "/v1/groups", order)
+    answer = await asyncio.to_thread(made.ask_msg, "POST", "/admin/v1/groups", order)
     if answer["code"] or answer["pending"]:
         raise BenchError(f"the group could not be made: {answer}")
     made_s = time.monotonic() - begun

@@ -28,11 +28,22 @@ class TopologySource(Protocol):
         """Whether the record was removed, or taken from our sight: the cluster is being deleted. The newest one stands."""
 
 
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a token says: user is its `sub`, scope the words of its `scope`."""
+
+    user: str
+    scope: frozenset[str]
+
+
 class TokenVerifier(Protocol):
     """Says who a token speaks for."""
 
     def verify(self, token: str) -> str:
         """The token's user_id (`sub`). Raises PeerError with TOKEN_EXPIRED, TOKEN_NOT_YET_VALID or TOKEN_INVALID."""
+
+    def claims(self, token: str) -> Claims:
+        """All of it. Raises as `verify`."""
 
 
 # ── store: routes, sessions, fences, reservations (design §7) ────────────────────────────────────────────────
@@ -236,6 +247,32 @@ class ShardClient(Protocol):
         """A newer session stands; the old connection is to be closed with `code`. A hint."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`user` has read a conversation up to `seq`."""
+
+    user: str
+    conversation_id: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What became of a Reading: the position that stands, 0 for a refusal."""
+
+    code: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Typing:
+    """`user` writes, or has stopped to."""
+
+    user: str
+    conversation_id: str
+    stopped: bool
+
+
 class MsgClient(Protocol):
     """What state asks of msg, whichever process answers. Requests and answers are wire encodings."""
 
@@ -244,3 +281,9 @@ class MsgClient(Protocol):
 
     async def pull(self, user: str, pull: bytes) -> bytes:
         """PullMsg in, PulledMsg out. Raises Unavailable."""
+
+    async def read(self, reads: Sequence[Reading]) -> list[Position]:
+        """Raises read positions, many users' at once; in order. Raises Unavailable: repeat, it does no harm."""
+
+    async def typing(self, signals: Sequence[Typing]) -> None:
+        """Tells the other members who are online, at most once. Raises Unavailable: they are lost."""

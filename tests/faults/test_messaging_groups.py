@@ -61,7 +61,7 @@ async def test_m25_a_large_group_beside_dialogues(fault_cluster: LocalCluster, t
     (tmp_path / "names").write_text("\n".join(names))
     assert await plato(fault_cluster, "create", "-f", str(tmp_path / "names")) == f"{TOWN}: made, with 1,000 members\n"
     with pytest.raises(LocalError, match="exists"):
-        fault_cluster.ask_msg("POST", "/v1/groups", json.dumps({"name": "town", "members": ["eve"]}))
+        fault_cluster.ask_msg("POST", "/admin/v1/groups", json.dumps({"name": "town", "members": ["eve"]}))
     gateways = [address.rsplit(":", 1) for address in fault_cluster.gateways]
 
     async def enter(name: str, n: int) -> Raw:

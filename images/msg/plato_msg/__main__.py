@@ -7,18 +7,24 @@ import plato.runtime.early  # isort: skip  # noqa: F401  # first, and for what i
 import asyncio
 import contextlib
 import sys
+import time
 
 from plato.adapters import bus as buses
 from plato.adapters.pg import Database
 from plato.adapters.shards_grpc import GrpcShards
+from plato.adapters.tokens import JwtVerifier
 from plato.adapters.topology import topology_source
 from plato.adapters.valkey import ValkeyStore
-from plato.core.errors import Unavailable
+from plato.core.codes import Code
+from plato.core.errors import PeerError, Unavailable
+from plato.ports import Claims, TokenVerifier
 from plato.router import Router
 from plato.runtime import admin, logs, process, report, tls
 from plato.runtime.settings import Settings, SettingsError
+from starlette.routing import Mount
 
 from plato_msg import allocators, group_http, metrics, server
+from plato_msg.api import app, auth, conversations
 from plato_msg.core.policy import Rules
 from plato_msg.groups import Groups
 from plato_msg.service import MsgService, Options
@@ -82,10 +88,18 @@ async def main(settings: Settings) -> int:
         # Reads are answered though nothing can be written, so the gRPC port goes by the first alone.
         return not_ready() or service.owners.not_serving() or service.stopped()
 
+    verifier, no_keys = _verifier(settings)
+    door = auth.Door(
+        verifier,
+        settings.msg.api_user_per_s,
+        settings.msg.api_server_per_s,
+        lambda: time.monotonic() * 1_000,
+    )
+    api = app.application(door, [conversations.router(service.reads)], not_ready, settings.msg.http_origins)
     http = admin.HttpServer(
         admin.app(
             not_serving,
-            [report.route(settings, service.report), *group_http.routes(settings, groups)],
+            [report.route(settings, service.report), *group_http.routes(settings, groups), Mount("", api)],
             info=lambda: info,
         ),
         settings.msg.http_host,
@@ -105,6 +119,8 @@ async def main(settings: Settings) -> int:
 
     async def serve() -> None:
         await _wait_for_dependencies(settings, store, why, info)
+        if no_keys:
+            log.warning("the HTTP API refuses every token until the next start", reason=no_keys)
         await service.run()
 
     try:
@@ -148,6 +164,26 @@ async def _wait_for_dependencies(settings: Settings, store: ValkeyStore, why: li
     for warning in found.warnings:
         log.warning(warning)
     why[0] = ""
+
+
+class _NoKeys:
+    """Knows no token."""
+
+    def verify(self, token: str) -> str:
+        """See the port."""
+        return self.claims(token).user
+
+    def claims(self, token: str) -> Claims:
+        """See the port."""
+        raise PeerError(Code.TOKEN_INVALID, "this server has no keys")
+
+
+def _verifier(settings: Settings) -> tuple[TokenVerifier, str]:
+    """Who knows tokens, and why he knows none. Without keys nobody can ask here; messages are stored all the same."""
+    try:
+        return JwtVerifier(settings.auth.keys_dir, settings.auth.issuer, settings.auth.audience), ""
+    except SettingsError as e:
+        return _NoKeys(), str(e)
 
 
 if __name__ == "__main__":

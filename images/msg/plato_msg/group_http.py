@@ -1,8 +1,8 @@
 """Groups over the admin port, for whoever may read /v1/report:
 
-    POST /v1/groups            {"name", "members", "key"?}                    makes one
-    POST /v1/groups/members    {"name", "add"?, "remove"?, "key"?}            changes one: removes, then adds
-    GET  /v1/groups?name=&after=&limit=                                       shows one, a page of its members by id
+    POST /admin/v1/groups            {"name", "members", "key"?}              makes one
+    POST /admin/v1/groups/members    {"name", "add"?, "remove"?, "key"?}      changes one: removes, then adds
+    GET  /admin/v1/groups?name=&after=&limit=                                 shows one, a page of its members by id
 
 Answers: 200 with {"conversation_id", "code", "message", "pending"}; 202 where some of it is pending; 400, 404, 409, 503.
 A key names the order: repeated with the same key it is done once.
@@ -27,8 +27,8 @@ from starlette.routing import Route
 from plato_msg.core.policy import ChangeKind
 from plato_msg.groups import Done, Groups
 
-PATH: Final = "/v1/groups"
-MEMBERS_PATH: Final = "/v1/groups/members"
+PATH: Final = "/admin/v1/groups"
+MEMBERS_PATH: Final = "/admin/v1/groups/members"
 PAGE: Final = 1_000
 MOST_BYTES: Final = 8 << 20
 _STATUS: Final = {Code.GROUP_EXISTS: 409, Code.GROUP_FULL: 409, Code.GROUP_UNKNOWN: 404}

@@ -28,6 +28,7 @@ from plato.api import names
 from plato.core.codes import Code
 from plato.core.conversations import is_user_id
 from plato.core.errors import PeerError
+from plato.ports import Claims
 from plato.runtime import logs
 from plato.runtime.settings import SettingsError
 
@@ -57,6 +58,10 @@ class JwtVerifier:
 
     def verify(self, token: str) -> str:
         """See the port."""
+        return self.claims(token).user
+
+    def claims(self, token: str) -> Claims:
+        """See the port. `scope` is text of words with blanks between (RFC 8693), or a list of words."""
         self._look()
         if len(token) > MAX_TOKEN_BYTES:
             raise PeerError(Code.TOKEN_INVALID, "longer than a token may be")
@@ -84,7 +89,11 @@ class JwtVerifier:
         user = claims["sub"]
         if not isinstance(user, str) or not is_user_id(user) or user.startswith(names.GUEST_PREFIX):
             raise PeerError(Code.TOKEN_INVALID, "its sub is no user_id")
-        return user
+        scope = claims.get("scope", "")
+        words = scope.split() if isinstance(scope, str) else scope
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise PeerError(Code.TOKEN_INVALID, "its scope is neither text nor a list of words")
+        return Claims(user, frozenset(words))
 
     def _look(self) -> None:
         """Reads the folder again if it changed."""
@@ -101,13 +110,16 @@ class JwtVerifier:
             logs.get("tokens").warning("the last good keys stand", reason=str(e))
 
 
-def issue(keys_dir: Path, kid: str, user: str, issuer: str, audience: str, ttl_s: int) -> str:
-    """A token for `user`, valid from now for `ttl_s`, signed with the secret <kid>.key. Raises SettingsError."""
+def issue(keys_dir: Path, kid: str, user: str, issuer: str, audience: str, ttl_s: int, scope: str = "") -> str:
+    """A token for `user`, valid from now for `ttl_s`, signed with the secret <kid>.key. scope: "server" for an application
+    server, which may act for anybody. Raises SettingsError."""
     if not is_user_id(user) or user.startswith(names.GUEST_PREFIX):
         raise SettingsError(f"user {user!r} cannot have a token: 1 to 64 bytes of text, not beginning with guest:")
     secret = _read_secret(keys_dir / f"{kid}.key")
     now = int(time.time())
-    claims = {"sub": user, "iss": issuer, "aud": audience, "iat": now, "exp": now + ttl_s}
+    claims: dict[str, Any] = {"sub": user, "iss": issuer, "aud": audience, "iat": now, "exp": now + ttl_s}
+    if scope:
+        claims["scope"] = scope
     return jwt.encode(claims, secret, algorithm="HS256", headers={"kid": kid})
 
 

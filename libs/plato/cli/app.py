@@ -343,11 +343,12 @@ def chat(
 def token(
     user: Annotated[str, typer.Argument(help="The user_id that the token speaks for.")],
     ttl: Annotated[int, typer.Option("--ttl", min=1, help="Seconds until it expires.")] = 3_600,
+    scope: Annotated[str, typer.Option("--scope", help="server: an application server, which acts for anybody.")] = "",
     data_dir: DataDir = None,
     settings: SettingsFile = None,
 ) -> int:
     """Print a token for USER, signed by the embedded cluster's development key."""
-    print(_cluster(data_dir, settings).token(user, ttl))
+    print(_cluster(data_dir, settings).token(user, ttl, scope))
     return 0
 
 

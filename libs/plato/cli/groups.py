@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 
 import typer
 
-PATH = "/v1/groups"
-MEMBERS_PATH = "/v1/groups/members"
+PATH = "/admin/v1/groups"
+MEMBERS_PATH = "/admin/v1/groups/members"
 
 Name = Annotated[str, typer.Argument(help="The group. Its conversation_id is g:NAME.")]
 Members = Annotated[list[str] | None, typer.Option("--member", "-m", help="A user_id; may be repeated.")]

@@ -1,4 +1,4 @@
-"""A TokenVerifier without keys: the token of user alice is "fake:alice"."""
+"""A TokenVerifier without keys: the token of user alice is "fake:alice", with a scope "fake+server:alice"."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from plato.api import names
 from plato.core.codes import Code
 from plato.core.conversations import is_user_id
 from plato.core.errors import PeerError
+from plato.ports import Claims
 
 
 class FakeTokens:
@@ -14,9 +15,9 @@ class FakeTokens:
     def __init__(self) -> None:
         self._refused: dict[str, Code] = {}
 
-    def issue(self, user: str) -> str:
-        """A token that speaks for `user`."""
-        return f"fake:{user}"
+    def issue(self, user: str, scope: str = "") -> str:
+        """A token that speaks for `user`. scope: words of it, separated by +."""
+        return f"fake{'+' if scope else ''}{scope}:{user}"
 
     def refuse(self, token: str, code: Code) -> None:
         """Has `verify(token)` raise PeerError(code)."""
@@ -24,9 +25,14 @@ class FakeTokens:
 
     def verify(self, token: str) -> str:
         """See the port."""
+        return self.claims(token).user
+
+    def claims(self, token: str) -> Claims:
+        """See the port."""
         if token in self._refused:
             raise PeerError(self._refused[token])
         kind, _, user = token.partition(":")
+        kind, *scope = kind.split("+")
         if kind != "fake" or not is_user_id(user) or user.startswith(names.GUEST_PREFIX):
             raise PeerError(Code.TOKEN_INVALID)
-        return user
+        return Claims(user, frozenset(scope))

@@ -182,9 +182,14 @@ class LocalCluster:
         """The cluster's store, as its processes open it."""
         return self.settings.store.url
 
-    def token(self, user: str, ttl_s: int = 3_600) -> str:
-        """A token for `user`, signed by the generated development key."""
-        return tokens.make_token(self.folder, self.settings.auth, user, ttl_s)
+    def token(self, user: str, ttl_s: int = 3_600, scope: str = "") -> str:
+        """A token for `user`, signed by the generated development key. scope: "server" for an application server."""
+        return tokens.make_token(self.folder, self.settings.auth, user, ttl_s, scope)
+
+    @property
+    def api_url(self) -> str:
+        """http://host:port of the HTTP API, at the first msg process."""
+        return f"http://{self.settings.msg.http_host}:{self.ports[f'{msg_name(0)}.http']}"
 
     # ── its processes ────────────────────────────────────────────────────────────────────────────────────────
 

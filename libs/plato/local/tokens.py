@@ -16,11 +16,11 @@ def ensure_key(folder: DataFolder) -> None:
         raise LocalError(f"the development key in {folder.keys} cannot be written: {e.strerror}") from e
 
 
-def make_token(folder: DataFolder, auth: AuthSettings, user: str, ttl_s: int) -> str:
-    """A token for `user`. Raises LocalError: an impossible user, no key yet."""
+def make_token(folder: DataFolder, auth: AuthSettings, user: str, ttl_s: int, scope: str = "") -> str:
+    """A token for `user`. scope: "server" for an application server. Raises LocalError: an impossible user, no key yet."""
     from plato.adapters.tokens import DEV_KID, issue
 
     try:
-        return issue(folder.keys, DEV_KID, user, auth.issuer, auth.audience, ttl_s)
+        return issue(folder.keys, DEV_KID, user, auth.issuer, auth.audience, ttl_s, scope)
     except SettingsError as e:
         raise LocalError(str(e)) from e

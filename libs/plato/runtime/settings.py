@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from plato.api import names
+from plato.runtime.section import Port as Port
+from plato.runtime.section import Section
+from plato.runtime.settings_msg import MsgSettings as MsgSettings
 
-Port = Annotated[int, Field(ge=1, le=65535)]
 Latitude = Annotated[float, Field(ge=-90, le=90)]
 Longitude = Annotated[float, Field(ge=-180, le=180)]
 PREFIX = "PLATO_"
@@ -37,11 +39,7 @@ def _worker_count(count: int) -> int:
     return count
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
-
-
-class ProcessSettings(_Section):
+class ProcessSettings(Section):
     """Who this process is. Set by the supervisor or the downward API, not by hand."""
 
     name: str = Field("", description="Name in the topology, e.g. plato-s0, edge-0, plato-msg-0.")
@@ -53,7 +51,7 @@ class ProcessSettings(_Section):
     )
 
 
-class TopologySettings(_Section):
+class TopologySettings(Section):
     """Where the topology is read: from a file, or, with config_map, from Kubernetes by a watch of that one object."""
 
     path: Path = Field(
@@ -72,7 +70,7 @@ class TopologySettings(_Section):
     )
 
 
-class AuthSettings(_Section):
+class AuthSettings(Section):
     """Who may come in."""
 
     keys_dir: Path = Field(Path("keys"), description="One file per key; its name without suffix is the kid.")
@@ -81,7 +79,7 @@ class AuthSettings(_Section):
     guests: bool = Field(False, description="Lets the public client in without a token, as guest:<conn_id>.")
 
 
-class GatewaySettings(_Section):
+class GatewaySettings(Section):
     """The gateway pod: workers and link."""
 
     host: str = Field("127.0.0.1", description="Address that TCP, WebSocket and long polling listen on.")
@@ -157,7 +155,7 @@ class GatewaySettings(_Section):
     )
 
 
-class StateSettings(_Section):
+class StateSettings(Section):
     """A state shard and the timers that clients are told. repeat_max_ms ≥ repeat_min_ms; fence_stop_ms < fence_stale_ms."""
 
     host: str = Field("127.0.0.1", description="Address that gateways, msg and other shards connect to.")
@@ -260,41 +258,7 @@ class StateSettings(_Section):
         return self
 
 
-class MsgSettings(_Section):
-    """The message service."""
-
-    host: str = Field("127.0.0.1", description="Address that state shards connect to.")
-    grpc_port: Port = Field(names.MSG_GRPC_PORT, description="gRPC: Sync and Pull, for state.")
-    http_host: str = Field("127.0.0.1", description="Address of the HTTP port.")
-    http_port: Port = Field(names.MSG_HTTP_PORT, description="Health, metrics, later the HTTP API.")
-    batch_records: int = Field(500, ge=1, le=10_000, description="Records of one partition in one transaction.")
-    member_stale_ms: int = Field(3_000, ge=500, description="A msg process silent this long loses its partitions.")
-    bus_retention_s: int = Field(86_400, ge=60, description="Bus rows are kept this long after their fan-out.")
-    read_calm_ms: int = Field(
-        500, ge=50, le=10_000, description="A Sync or Pull that takes longer means overload; see docs/overload.md."
-    )
-    hot_pulls_per_s: int = Field(
-        50, ge=1, description="Pulls of one conversation that make it hot: they are answered together, from memory."
-    )
-    group_members_max: int = Field(10_000, ge=1, le=100_000, description="Most members of a group.")
-    push_members_max: int = Field(
-        500, ge=0, le=10_000, description="Members of larger groups get no pushes: they are notified, and pull."
-    )
-    notify_window_ms: int = Field(
-        10,
-        ge=1,
-        le=10_000,
-        description="One notice per so long, for a group of push_members_max members; longer for larger and busier ones.",
-    )
-    notify_window_max_ms: int = Field(
-        5_000, ge=1, le=30_000, description="Neither that time nor the one for pulls grows beyond this."
-    )
-    allocator: Literal["single_writer", "redis", "segment"] = Field(
-        "single_writer", description="Who gives seqs; see docs/allocators.md. May change at any start."
-    )
-
-
-class IpconfigSettings(_Section):
+class IpconfigSettings(Section):
     """The list of gateways. silent_ms ≥ poll_ms."""
 
     host: str = Field("127.0.0.1", description="Address that clients ask for gateways.")
@@ -344,7 +308,7 @@ class IpconfigSettings(_Section):
         return self
 
 
-class DatabaseSettings(_Section):
+class DatabaseSettings(Section):
     """PostgreSQL: messages, and the bus of small clusters."""
 
     uri: str = Field("postgresql://plato@127.0.0.1:8908/plato", description="PostgreSQL ≥ 15.")
@@ -353,7 +317,7 @@ class DatabaseSettings(_Section):
     )
 
 
-class StoreSettings(_Section):
+class StoreSettings(Section):
     """Valkey or Redis: sessions, routes, fences, reservations."""
 
     url: str = Field("redis://127.0.0.1:8928/0", description="Valkey ≥ 8 or Redis ≥ 7.")
@@ -362,7 +326,7 @@ class StoreSettings(_Section):
     )
 
 
-class BusSettings(_Section):
+class BusSettings(Section):
     """The durable log between state and msg."""
 
     type: Literal["postgres", "kafka"] = Field("postgres", description="Which log: postgres or kafka.")
@@ -402,7 +366,7 @@ class BusSettings(_Section):
         return self
 
 
-class TlsSettings(_Section):
+class TlsSettings(Section):
     """Certificates: tls.crt, tls.key and ca.crt in each folder; read again when they change."""
 
     internal_dir: Path | None = Field(
@@ -411,7 +375,7 @@ class TlsSettings(_Section):
     client_dir: Path | None = Field(None, description="Of the gateways' TCP and WebSocket ports; unset: plain text.")
 
 
-class OperatorSettings(_Section):
+class OperatorSettings(Section):
     """The operator."""
 
     namespaces: str = Field(
@@ -432,13 +396,13 @@ class OperatorSettings(_Section):
     port: Port = Field(names.OPERATOR_PORT, description="/healthz, /readyz, /metrics.")
 
 
-class LogSettings(_Section):
+class LogSettings(Section):
     """Logs."""
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is written.")
 
 
-class LocalSettings(_Section):
+class LocalSettings(Section):
     """The embedded cluster."""
 
     data_dir: Path | None = Field(
@@ -452,7 +416,7 @@ class LocalSettings(_Section):
     valkey_port: Port = Field(names.VALKEY_PORT, description="The embedded Valkey, on loopback.")
 
 
-class Settings(_Section):
+class Settings(Section):
     """Everything one `plato.yaml` can say."""
 
     process: ProcessSettings = ProcessSettings()

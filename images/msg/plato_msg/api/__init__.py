@@ -1,0 +1,1 @@
+"""The HTTP API of people and application servers: one module per noun, put together by `app`."""

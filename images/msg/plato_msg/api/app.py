@@ -1,0 +1,137 @@
+"""The HTTP API, put together: a FastAPI application that stands behind the fixed routes of msg's HTTP port.
+
+    socket → /healthz, /readyz, /metrics, /v1/report, /admin/… (plato.runtime.admin)
+           → everything else: size → origin (CORS) → token and rate (auth) → one router per noun → the stores of the frames
+
+Refusals are problem+json, also those of FastAPI itself. Bounds: a body of BODY_MAX_BYTES unless a route says its
+own, the rates of auth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from plato.core.errors import PeerError, Unavailable
+from prometheus_client import Counter
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from plato_msg.api import problems
+from plato_msg.api.auth import Door
+from plato_msg.api.problems import Problem
+
+TITLE: Final = "Plato"
+VERSION: Final = "1"
+BODY_MAX_BYTES: Final = 1 << 20
+_LOOPBACK: Final = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+_DESCRIPTION: Final = (
+    "Conversations, messages, groups, devices. docs/http-api.md is the guide, docs/protocol.md the codes."
+)
+_requests = Counter("plato_msg_http_requests_total", "Answers of the HTTP API.", ["method", "route", "status"])
+
+
+def application(
+    door: Door,
+    routers: Sequence[APIRouter],
+    not_ready: Callable[[], str] = str,
+    origins: Sequence[str] = (),
+) -> FastAPI:
+    """The application. not_ready: why nothing can be answered now; "" when it can. origins: pages that may ask; none: those
+    of loopback."""
+    app = FastAPI(
+        title=TITLE,
+        version=VERSION,
+        description=_DESCRIPTION,
+        docs_url=None,  # it would fetch its scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        max_body_size=BODY_MAX_BYTES,
+        responses=problems.RESPONSES,
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+        },
+    )
+    app.state.door = door
+    for kind, handler in (
+        (Problem, problems.on_problem),
+        (PeerError, problems.on_peer),
+        (Unavailable, problems.on_unavailable),
+        (RequestValidationError, problems.on_invalid),
+        (HTTPException, problems.on_http),
+        (Exception, problems.on_fault),
+    ):
+        app.add_exception_handler(kind, handler)
+    for router in routers:
+        app.include_router(router)
+    app.add_middleware(_Ready, not_ready=not_ready)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_origin_regex=None if origins else _LOOPBACK,
+        allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+        allow_headers=["Authorization", "Content-Type", "Plato-User"],
+        expose_headers=["Retry-After"],
+        max_age=3_600,
+    )
+    app.add_middleware(_Counted)
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]  # FastAPI's own way to change it
+    return app
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, kept after the first time."""
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        made.setdefault("components", {}).setdefault("schemas", {})["Problem"] = problems.SCHEMA
+        app.openapi_schema = made
+    return app.openapi_schema
+
+
+class _Ready:
+    """Refuses while the process does not serve."""
+
+    def __init__(self, app: ASGIApp, not_ready: Callable[[], str]) -> None:
+        self._app = app
+        self._not_ready = not_ready
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1/") and self._not_ready():
+            refused = await problems.on_unavailable(Request(scope), Unavailable("not ready"))
+            await refused(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+class _Counted:
+    """Counts answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            _requests.labels(scope["method"], route, str(status or 500)).inc()

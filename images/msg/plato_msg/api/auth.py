@@ -1,0 +1,124 @@
+"""Who asks: a bearer token, the same as for a gateway.
+
+    a person's token     acts for its `sub`, and for nobody else
+    scope "server"       an application server: acts for whom the header Plato-User names; without it with authority, on the
+                         routes that allow that
+
+A limit per person (msg.api_user_per_s), and per server (msg.api_server_per_s); it is charged before anything is read.
+Memory: the buckets, see plato.core.rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from fastapi import Depends, Header, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from plato.core.codes import Code
+from plato.core.conversations import is_user_id
+from plato.core.errors import PeerError
+from plato.core.rates import Buckets
+from plato.ports import TokenVerifier
+from starlette.requests import Request
+
+from plato_msg.api.problems import Problem
+
+SERVER_SCOPE: Final = "server"
+BURST_S: Final = 4
+"""So many seconds' worth of requests may come at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. user: for whom; "" where a server acts with authority. server: the token is an application server's."""
+
+    user: str
+    server: bool = False
+
+    @property
+    def authority(self) -> bool:
+        """It acts for no person: roles and membership do not bind it."""
+        return self.server and not self.user
+
+
+class Door:
+    """Lets callers in. now_ms: of a clock that never goes back."""
+
+    def __init__(self, tokens: TokenVerifier, user_per_s: int, server_per_s: int, now_ms: Callable[[], float]) -> None:
+        self._tokens = tokens
+        self._users: Buckets[str] = Buckets(user_per_s, user_per_s * BURST_S)
+        self._servers: Buckets[str] = Buckets(server_per_s, server_per_s * BURST_S)
+        self._now_ms = now_ms
+
+    def admit(self, token: str, acts_for: str) -> Caller:
+        """Raises Problem."""
+        if not token:
+            raise Problem(Code.TOKEN_INVALID, "send a token: Authorization: Bearer …")
+        try:
+            claims = self._tokens.claims(token)
+        except PeerError as e:
+            raise Problem(e.code) from e
+        server = SERVER_SCOPE in claims.scope
+        self._charge(self._servers if server else self._users, claims.user)
+        if not server:
+            if acts_for not in ("", claims.user):
+                raise Problem(Code.NOT_ALLOWED, "this token acts for its own user only; Plato-User is for servers")
+            return Caller(claims.user)
+        if acts_for and not is_user_id(acts_for):
+            raise Problem(Code.MALFORMED, "Plato-User must be 1 to 64 bytes of UTF-8 without control characters")
+        return Caller(acts_for, True)
+
+    @staticmethod
+    def spoken(header: str) -> str:
+        """A header's value as text: servers hand on its bytes as Latin-1, user_ids are UTF-8."""
+        try:
+            return header.encode("latin-1").decode()
+        except UnicodeError:
+            return header
+
+    def _charge(self, buckets: Buckets[str], key: str) -> None:
+        now_ms = self._now_ms()
+        if wait_ms := buckets.wait_ms(key, now_ms):
+            raise Problem(Code.TOO_FAST, retry_ms=wait_ms)
+        buckets.charge(key, now_ms)
+
+
+_BEARER: Final = HTTPBearer(auto_error=False, description="A token as for a gateway: docs/http-api.md.")
+
+
+async def caller(
+    request: Request,
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+    plato_user: Annotated[str, Header(description="Servers only: the user_id that this request acts for.")] = "",
+) -> Caller:
+    """The dependency behind the others. Raises Problem: 401, 403, 429."""
+    door: Door = request.app.state.door
+    return door.admit(credentials.credentials if credentials is not None else "", door.spoken(plato_user))
+
+
+AnyCaller = Annotated[Caller, Depends(caller)]
+"""A person, or a server, for somebody or with authority."""
+
+
+async def person(who: AnyCaller) -> str:
+    """Raises Problem where a server says not for whom it acts."""
+    if not who.user:
+        raise Problem(Code.MALFORMED, "name the user that this request acts for in the header Plato-User")
+    return who.user
+
+
+Person = Annotated[str, Depends(person)]
+"""The user_id that the request acts for."""
+
+
+async def server(who: AnyCaller) -> Caller:
+    """Raises Problem for who is no server."""
+    if not who.server:
+        raise Problem(Code.NOT_ALLOWED, "this path is for tokens with scope: server")
+    return who
+
+
+Server = Annotated[Caller, Depends(server)]
+"""An application server."""

@@ -5,8 +5,9 @@ where it says so, Fenced (a newer owner: step down). Nothing else escapes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from plato.topology.record import Topology
@@ -212,6 +213,25 @@ class BusReader(Protocol):
 
     async def trim(self, partition: int, upto: int, older_than_s: int) -> int:
         """Deletes records with position ≤ upto that are older; returns how many."""
+
+
+# ── attachments ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class BlobStore(Protocol):
+    """Bytes by key: letters, digits, -, _, and . but not first. Raises Unavailable, also for a key that is not there."""
+
+    async def put(self, key: str, source: Path) -> None:
+        """Stores the bytes of a file: whole, or not at all. Durable on return; the same again does no harm."""
+
+    def read(self, key: str, first: int, last: int) -> AsyncIterator[bytes]:
+        """The bytes from `first` to `last`, both included, in pieces. last < first: none."""
+
+    async def delete(self, key: str) -> None:
+        """Removes it; one that is not there does no harm."""
+
+    async def close(self) -> None:
+        """Closes connections."""
 
 
 # ── between services ─────────────────────────────────────────────────────────────────────────────────────────

@@ -10,6 +10,7 @@ import sys
 import time
 
 from plato.adapters import bus as buses
+from plato.adapters.blobs import blob_store
 from plato.adapters.pg import Database
 from plato.adapters.shards_grpc import GrpcShards
 from plato.adapters.tokens import JwtVerifier
@@ -24,7 +25,9 @@ from plato.runtime.settings import Settings, SettingsError
 from starlette.routing import Mount
 
 from plato_msg import allocators, group_http, metrics, server
-from plato_msg.api import app, auth, conversations
+from plato_msg.api import app, attachments, auth, conversations
+from plato_msg.attachments import Attachments, Limits
+from plato_msg.attachments_pg import PgAttachments
 from plato_msg.core.policy import Rules
 from plato_msg.groups import Groups
 from plato_msg.service import MsgService, Options
@@ -80,6 +83,8 @@ async def main(settings: Settings) -> int:
         allocators.choose(settings.msg.allocator, PgMsgStore(database), store.counters),
     )
     groups = Groups(orders, PgMsgStore(reads))
+    blobs = blob_store(settings.attachments)
+    files = Attachments(PgAttachments(reads), blobs, Limits.of(settings.attachments))
 
     def not_ready() -> str:
         return why[0] or service.not_ready()
@@ -95,7 +100,8 @@ async def main(settings: Settings) -> int:
         settings.msg.api_server_per_s,
         lambda: time.monotonic() * 1_000,
     )
-    api = app.application(door, [conversations.router(service.reads)], not_ready, settings.msg.http_origins)
+    routers = [conversations.router(service.reads), attachments.router(files)]
+    api = app.application(door, routers, not_ready, settings.msg.http_origins)
     http = admin.HttpServer(
         admin.app(
             not_serving,
@@ -124,7 +130,7 @@ async def main(settings: Settings) -> int:
         await service.run()
 
     try:
-        parts = {"topology": topology.run(), "msg": serve()}
+        parts = {"topology": topology.run(), "msg": serve(), "attachments": files.run()}
         code = await process.until_stopped(
             [asyncio.create_task(process.forever(name, part), name=name) for name, part in parts.items()]
         )
@@ -137,6 +143,8 @@ async def main(settings: Settings) -> int:
         await orders.close()
         await database.close()
         await reads.close()
+        if blobs is not None:
+            await blobs.close()
         with contextlib.suppress(Unavailable):
             await store.close()
     log.info("stopped", code=code)

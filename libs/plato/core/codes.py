@@ -85,6 +85,7 @@ class Code(IntEnum):
     MESSAGE_UNKNOWN = 435
     NOT_WELCOME = 436
     REFUSED_BY_HOOK = 437
+    ATTACHMENT_UNKNOWN = 438
 
     @property
     def action(self) -> Action:
@@ -143,6 +144,7 @@ TEXT: dict[Code, str] = {
     Code.MESSAGE_UNKNOWN: "there is no such message in this conversation, or it was recalled",
     Code.NOT_WELCOME: "this user does not take messages from you",
     Code.REFUSED_BY_HOOK: "the application refused this message",
+    Code.ATTACHMENT_UNKNOWN: "there is no such attachment for you",
 }
 
 

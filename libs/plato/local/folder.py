@@ -7,6 +7,7 @@ keys/             the generated development key
 postgres/ valkey/ the servers' folders, each with its password
 run/              effective settings per process, status.json, sockets (or in a short folder below /tmp)
 logs/             one file per process
+attachments/      files that people sent
 """
 
 from __future__ import annotations
@@ -105,6 +106,11 @@ class DataFolder:
     def logs(self) -> Path:
         """One log file per process."""
         return self.root / "logs"
+
+    @property
+    def attachments(self) -> Path:
+        """The files that people sent, unless the settings name another place; made with the first of them."""
+        return self.root / "attachments"
 
     @property
     def database_password(self) -> Path:

@@ -60,6 +60,11 @@ def effective(settings: Settings, folder: DataFolder, database_uri: str, store_u
             "store": settings.store.model_copy(update={"url": store_url}),
             "tls": settings.tls.model_copy(update={"internal_dir": None}),
             "local": settings.local.model_copy(update={"data_dir": folder.root}),
+            "attachments": settings.attachments.model_copy(
+                update={}
+                if settings.attachments.s3_url or settings.attachments.folder
+                else {"folder": folder.attachments}
+            ),
         }
     )
 

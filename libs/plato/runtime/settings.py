@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 from plato.api import names
 from plato.runtime.section import Port as Port
 from plato.runtime.section import Section
+from plato.runtime.settings_attachments import AttachmentSettings as AttachmentSettings
 from plato.runtime.settings_msg import MsgSettings as MsgSettings
 
 Latitude = Annotated[float, Field(ge=-90, le=90)]
@@ -425,6 +426,7 @@ class Settings(Section):
     gateway: GatewaySettings = GatewaySettings()
     state: StateSettings = StateSettings()
     msg: MsgSettings = MsgSettings()
+    attachments: AttachmentSettings = AttachmentSettings()
     ipconfig: IpconfigSettings = IpconfigSettings()
     database: DatabaseSettings = DatabaseSettings()
     store: StoreSettings = StoreSettings()

@@ -31,6 +31,7 @@ _STATUS: Final[Mapping[int, int]] = {
     Code.NOT_A_MEMBER: 404,
     Code.GROUP_UNKNOWN: 404,
     Code.MESSAGE_UNKNOWN: 404,
+    Code.ATTACHMENT_UNKNOWN: 404,
     Code.GROUP_EXISTS: 409,
     Code.GROUP_FULL: 409,
     Code.TOO_LATE: 409,

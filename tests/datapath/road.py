@@ -22,7 +22,7 @@ from plato.fakes.bus import FakeBus
 from plato.fakes.store import FakeReservationStore, FakeRouteStore, FakeSessionStore, MemoryStore
 from plato.fakes.tokens import FakeTokens
 from plato.fakes.topology import FakeTopology
-from plato.ports import Delivery, Payload, ShardClient
+from plato.ports import Delivery, Payload, Position, Reading, ShardClient, Typing
 from plato.runtime.settings import load
 from plato.topology.record import Shard, SlotRange, Topology
 from plato.wire.v1 import client_pb2 as wire
@@ -194,6 +194,13 @@ class Messages:
     async def pull(self, user: str, pull: bytes) -> bytes:
         """An empty page."""
         return wire.PulledMsg(ref=wire.PullMsg.FromString(pull).ref).SerializeToString()
+
+    async def read(self, reads: Sequence[Reading]) -> list[Position]:
+        """All of it stands."""
+        return [Position(0, reading.seq) for reading in reads]
+
+    async def typing(self, signals: Sequence[Typing]) -> None:
+        """Nobody is told here."""
 
 
 class Shards:

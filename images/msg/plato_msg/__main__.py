@@ -120,7 +120,7 @@ async def main(settings: Settings) -> int:
             " free it or choose another one"
         ) from e
     grpc, _ = await server.start(
-        server.MsgServicer(service.reads, not_ready), settings.msg.host, settings.msg.grpc_port, own_tls
+        server.MsgServicer(service.reads, service.states, not_ready), settings.msg.host, settings.msg.grpc_port, own_tls
     )
 
     async def serve() -> None:

@@ -62,3 +62,9 @@ SEQS_AHEAD: Final = Counter(
 SEQS_FALLEN_BACK: Final = Gauge(
     "plato_msg_seqs_fallen_back", "1 while segments give the seqs because the store's counters are away."
 )
+STATE_CHANGES: Final = Counter(
+    "plato_msg_state_changes_total", "Read positions, pins, mutes and deletions asked for, by code.", ["kind", "code"]
+)
+STATE_BATCH: Final = Counter("plato_msg_state_batches_total", "Transactions that they were merged into.")
+STATES: Final = Counter("plato_msg_states_told_total", "STATE frames handed on, one per device.")
+HINTS: Final = Counter("plato_msg_hints_total", "READ and TYPING frames: sent, or dropped with a shard away.", ["how"])

@@ -1,4 +1,4 @@
-"""The gRPC service Msg: Sync and Pull for state, whichever msg process is asked. No state of its own."""
+"""The gRPC service Msg: Sync, Pull, read positions and typing, whichever msg process is asked. No state of its own."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, Final, NoReturn
 
 import grpc
 from plato.core.errors import Unavailable
+from plato.ports import Reading, Typing
 from plato.runtime.grpc_options import SERVER
 from plato.runtime.settings import SettingsError
 from plato.runtime.tls import InternalTls, add_port
 from plato.wire.v1 import client_pb2, msg_pb2, msg_pb2_grpc
 
 from plato_msg.reads import Reads
+from plato_msg.userstate import UserStates
 
 STOP_GRACE_S: Final = 1.0
 
@@ -21,8 +23,9 @@ STOP_GRACE_S: Final = 1.0
 class MsgServicer(msg_pb2_grpc.MsgServicer):
     """Answers UNAVAILABLE while the process does not serve, and when the database is away: the caller tries the next one."""
 
-    def __init__(self, reads: Reads, not_ready: Callable[[], str]) -> None:
+    def __init__(self, reads: Reads, states: UserStates, not_ready: Callable[[], str]) -> None:
         self._reads = reads
+        self._states = states
         self._not_ready = not_ready
 
     async def Sync(
@@ -44,6 +47,27 @@ class MsgServicer(msg_pb2_grpc.MsgServicer):
             return await self._reads.pull(request.user_id, request.pull)
         except Unavailable as e:
             await _abort(context, str(e))
+
+    async def Read(
+        self, request: msg_pb2.ReadRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> msg_pb2.ReadReply:
+        """See msg.proto."""
+        await self._check(context)
+        try:
+            found = await self._states.read([Reading(r.user_id, r.conversation_id, r.seq) for r in request.reads])
+        except Unavailable as e:
+            await _abort(context, str(e))
+        return msg_pb2.ReadReply(results=[msg_pb2.ReadResult(code=p.code, seq=p.seq) for p in found])
+
+    async def Typing(
+        self, request: msg_pb2.TypingRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> msg_pb2.TypingReply:
+        """See msg.proto."""
+        await self._check(context)
+        await self._states.typing(
+            [Typing(t.user_id, t.typing.conversation_id, t.typing.stopped) for t in request.typing]
+        )
+        return msg_pb2.TypingReply()
 
     async def _check(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if why := self._not_ready():

@@ -30,6 +30,7 @@ from plato_msg.owner import TICK_S, Ownership
 from plato_msg.reads import Reads
 from plato_msg.store_pg import PUSH_MEMBERS, Database, PgMsgStore
 from plato_msg.uplink import Uplinks
+from plato_msg.userstate import UserStates
 
 TRIM_PERIOD_S: Final = 60.0
 GAUGES_S: Final = 1.0
@@ -103,6 +104,9 @@ class MsgService:
             members=self.store,
             windows=Windows(options.notify_window_ms, options.notify_window_max_ms, options.push_members_max),
         )
+        self.states = UserStates(
+            GuardedConnections(reads, self.guard), self.downlink, routes, push_members_max=options.push_members_max
+        )
         self.ids: MsgIds | None = None
         """None before the topology named us."""
         self._reserved = False
@@ -164,6 +168,7 @@ class MsgService:
             self._reserved = True
             self._log.info("serves", worker_id=ids.worker_id)
             tasks.create_task(forever("downlink", self.downlink.run()), name="downlink")
+            tasks.create_task(forever("states", self.states.run()), name="states")
             tasks.create_task(forever("owner", self.owners.run()), name="owner")
             tasks.create_task(forever("uplink", uplinks.run()), name="uplink")
             tasks.create_task(forever("trim", self._trim()), name="trim")

@@ -17,7 +17,7 @@ from plato.fakes.bus import FakeBus
 from plato.fakes.store import FakeReservationStore, FakeRouteStore, FakeSessionStore, MemoryStore
 from plato.fakes.tokens import FakeTokens
 from plato.fakes.topology import FakeTopology
-from plato.ports import Delivery, Payload, Route
+from plato.ports import Delivery, Payload, Position, Reading, Route, Typing
 from plato.runtime.settings import Settings, load
 from plato.topology.record import Shard as ShardRecord
 from plato.topology.record import SlotRange, Topology
@@ -100,6 +100,10 @@ class FakeMsg:
         self.away = False
         self.gate: asyncio.Event | None = None
         self.on_sync: Callable[[str], pb.SyncedMsg] = lambda _: pb.SyncedMsg()
+        self.on_read: Callable[[Reading], Position] = lambda reading: Position(0, reading.seq)
+        self.readings: list[list[Reading]] = []
+        """What was asked in one request each."""
+        self.typed: list[list[Typing]] = []
 
     async def sync(self, user: str, sync: bytes) -> bytes:
         request = pb.SyncMsg.FromString(sync)
@@ -120,6 +124,21 @@ class FakeMsg:
         if self.away:
             raise Unavailable("msg is away")
         return pb.PulledMsg(ref=request.ref, conversation_id=request.conversation_id).SerializeToString()
+
+    async def read(self, reads: Sequence[Reading]) -> list[Position]:
+        self.readings.append(list(reads))
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.away:
+            raise Unavailable("msg is away")
+        return [self.on_read(reading) for reading in reads]
+
+    async def typing(self, signals: Sequence[Typing]) -> None:
+        self.typed.append(list(signals))
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.away:
+            raise Unavailable("msg is away")
 
 
 class FakeShards:

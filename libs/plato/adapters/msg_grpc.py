@@ -1,4 +1,4 @@
-"""What state asks of msg, over its Msg service: Sync pages and pulls, answered by any msg process.
+"""What state asks of msg, over its Msg service: Sync pages, pulls, read positions and typing, answered by any msg process.
 
 A call goes to the next process by turns. One that does not answer is asked last for a second, and the call moves on to
 the next; after a round that nobody answered it begins again, 100 ms later, until its 4.5 s are over. The client's SyncMsg
@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Final
+
+from google.protobuf.message import DecodeError
 
 from plato.adapters.grpc_peers import Peers, PeerUnavailable
 from plato.core.errors import Unavailable
-from plato.ports import TopologySource
+from plato.ports import Position, Reading, TopologySource, Typing
 from plato.runtime.tls import InternalTls
 from plato.topology.record import Msg
+from plato.wire.v1 import client_pb2, msg_pb2
 from plato.wire.v1.suffix import varint
 
 TOTAL_S: Final = 4.5
 ATTEMPT_S: Final = 2.0
 ASIDE_S: Final = 1.0
+TYPING_S: Final = 0.5
 _PAUSE_S: Final = 0.1
 
 
@@ -40,6 +45,35 @@ class GrpcMsgs:
     async def pull(self, user: str, pull: bytes) -> bytes:
         """See the port."""
         return await self._ask("/plato.wire.v1.Msg/Pull", _embed(user, pull))
+
+    async def read(self, reads: Sequence[Reading]) -> list[Position]:
+        """See the port."""
+        request = msg_pb2.ReadRequest(
+            reads=[msg_pb2.UserRead(user_id=r.user, conversation_id=r.conversation_id, seq=r.seq) for r in reads]
+        )
+        encoded = await self._ask("/plato.wire.v1.Msg/Read", request.SerializeToString())
+        try:
+            results = msg_pb2.ReadReply.FromString(encoded).results
+        except DecodeError as e:
+            raise Unavailable("a msg process answered what cannot be read") from e
+        if len(results) != len(reads):
+            raise Unavailable(f"a msg process answered {len(results)} positions of {len(reads)}")
+        return [Position(result.code, result.seq) for result in results]
+
+    async def typing(self, signals: Sequence[Typing]) -> None:
+        """See the port. One process is asked once: a late signal is worth nothing."""
+        request = msg_pb2.TypingRequest(
+            typing=[
+                msg_pb2.UserTyping(
+                    user_id=t.user, typing=client_pb2.TypingMsg(conversation_id=t.conversation_id, stopped=t.stopped)
+                )
+                for t in signals
+            ]
+        )
+        for name, process in self._order()[:1]:
+            channel = self._peers.channel(name, process.addr, process.uid)
+            call = channel.unary_unary("/plato.wire.v1.Msg/Typing", None, None)
+            await self._peers.answer(name, channel, call(request.SerializeToString(), timeout=TYPING_S))
 
     async def close(self) -> None:
         """Closes the channels; calls on their way raise Unavailable."""

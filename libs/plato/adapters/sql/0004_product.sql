@@ -7,6 +7,7 @@ ALTER TABLE im_conversation ADD COLUMN changed_seq bigint NOT NULL DEFAULT 0;
 
 -- 0 member, 1 administrator, 2 owner (wire: Role). Members of other kinds than groups are 0.
 ALTER TABLE im_member ADD COLUMN role smallint NOT NULL DEFAULT 0;
+CREATE INDEX im_member_leaders ON im_member (conversation_id, role) WHERE role > 0;
 
 -- Who left or was removed: may still read (joined_seq, left_seq]. A table of its own, so that im_member holds who is a member
 -- now, for a program of the version before as well.
@@ -15,6 +16,7 @@ CREATE TABLE im_former_member (
     user_id         text COLLATE "C" NOT NULL,
     joined_seq      bigint           NOT NULL,
     left_seq        bigint           NOT NULL,
+    title           text             NOT NULL DEFAULT '',  -- the group's at the leave
     PRIMARY KEY (conversation_id, user_id)
 );
 CREATE INDEX im_former_member_by_user ON im_former_member (user_id, conversation_id);
@@ -22,6 +24,14 @@ CREATE INDEX im_former_member_by_user ON im_former_member (user_id, conversation
 -- A recalled row stays, with an empty body; changed_seq: of the newest operation on it.
 ALTER TABLE im_message ADD COLUMN changed_seq bigint NOT NULL DEFAULT 0;
 ALTER TABLE im_message ADD COLUMN recalled boolean NOT NULL DEFAULT false;
+
+-- The EDITs of a message: a recall of it empties them.
+CREATE TABLE im_edit (
+    conversation_id text COLLATE "C" NOT NULL,
+    of_seq          bigint           NOT NULL,
+    seq             bigint           NOT NULL,
+    PRIMARY KEY (conversation_id, of_seq, seq)
+);
 
 -- version: raised by each change of what the user's devices share, under this row's lock, so the order of versions is the order
 -- of commits.
@@ -43,7 +53,6 @@ CREATE TABLE im_user_state (
     PRIMARY KEY (user_id, conversation_id)
 ) WITH (fillfactor = 70);
 CREATE INDEX im_user_state_by_version ON im_user_state (user_id, version);
-CREATE INDEX im_user_state_readers ON im_user_state (conversation_id, read_seq);
 
 CREATE TABLE im_hidden (
     user_id         text COLLATE "C" NOT NULL,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from plato.wire.v1 import client_pb2 as plato_dot_wire_dot_v1_dot_client__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17plato/wire/v1/msg.proto\x12\rplato.wire.v1\x1a\x1aplato/wire/v1/client.proto\"D\n\x0bSyncRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12$\n\x04sync\x18\x02 \x01(\x0b\x32\x16.plato.wire.v1.SyncMsg\"D\n\x0bPullRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12$\n\x04pull\x18\x02 \x01(\x0b\x32\x16.plato.wire.v1.PullMsg\"R\n\x08UserRead\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x0f\n\x07\x63onn_id\x18\x04 \x01(\x04\"5\n\x0bReadRequest\x12&\n\x05reads\x18\x01 \x03(\x0b\x32\x17.plato.wire.v1.UserRead\"\'\n\nReadResult\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0b\n\x03seq\x18\x02 \x01(\x04\"7\n\tReadReply\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.plato.wire.v1.ReadResult\"G\n\nUserTyping\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12(\n\x06typing\x18\x02 \x01(\x0b\x32\x18.plato.wire.v1.TypingMsg\":\n\rTypingRequest\x12)\n\x06typing\x18\x01 \x03(\x0b\x32\x19.plato.wire.v1.UserTyping\"\r\n\x0bTypingReply2\x83\x02\n\x03Msg\x12<\n\x04Sync\x12\x1a.plato.wire.v1.SyncRequest\x1a\x18.plato.wire.v1.SyncedMsg\x12<\n\x04Pull\x12\x1a.plato.wire.v1.PullRequest\x1a\x18.plato.wire.v1.PulledMsg\x12<\n\x04Read\x12\x1a.plato.wire.v1.ReadRequest\x1a\x18.plato.wire.v1.ReadReply\x12\x42\n\x06Typing\x12\x1c.plato.wire.v1.TypingRequest\x1a\x1a.plato.wire.v1.TypingReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17plato/wire/v1/msg.proto\x12\rplato.wire.v1\x1a\x1aplato/wire/v1/client.proto\"D\n\x0bSyncRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12$\n\x04sync\x18\x02 \x01(\x0b\x32\x16.plato.wire.v1.SyncMsg\"D\n\x0bPullRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12$\n\x04pull\x18\x02 \x01(\x0b\x32\x16.plato.wire.v1.PullMsg\"A\n\x08UserRead\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0b\n\x03seq\x18\x03 \x01(\x04\"5\n\x0bReadRequest\x12&\n\x05reads\x18\x01 \x03(\x0b\x32\x17.plato.wire.v1.UserRead\"\'\n\nReadResult\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0b\n\x03seq\x18\x02 \x01(\x04\"7\n\tReadReply\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.plato.wire.v1.ReadResult\"G\n\nUserTyping\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12(\n\x06typing\x18\x02 \x01(\x0b\x32\x18.plato.wire.v1.TypingMsg\":\n\rTypingRequest\x12)\n\x06typing\x18\x01 \x03(\x0b\x32\x19.plato.wire.v1.UserTyping\"\r\n\x0bTypingReply2\x83\x02\n\x03Msg\x12<\n\x04Sync\x12\x1a.plato.wire.v1.SyncRequest\x1a\x18.plato.wire.v1.SyncedMsg\x12<\n\x04Pull\x12\x1a.plato.wire.v1.PullRequest\x1a\x18.plato.wire.v1.PulledMsg\x12<\n\x04Read\x12\x1a.plato.wire.v1.ReadRequest\x1a\x18.plato.wire.v1.ReadReply\x12\x42\n\x06Typing\x12\x1c.plato.wire.v1.TypingRequest\x1a\x1a.plato.wire.v1.TypingReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,19 +37,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PULLREQUEST']._serialized_start=140
   _globals['_PULLREQUEST']._serialized_end=208
   _globals['_USERREAD']._serialized_start=210
-  _globals['_USERREAD']._serialized_end=292
-  _globals['_READREQUEST']._serialized_start=294
-  _globals['_READREQUEST']._serialized_end=347
-  _globals['_READRESULT']._serialized_start=349
-  _globals['_READRESULT']._serialized_end=388
-  _globals['_READREPLY']._serialized_start=390
-  _globals['_READREPLY']._serialized_end=445
-  _globals['_USERTYPING']._serialized_start=447
-  _globals['_USERTYPING']._serialized_end=518
-  _globals['_TYPINGREQUEST']._serialized_start=520
-  _globals['_TYPINGREQUEST']._serialized_end=578
-  _globals['_TYPINGREPLY']._serialized_start=580
-  _globals['_TYPINGREPLY']._serialized_end=593
-  _globals['_MSG']._serialized_start=596
-  _globals['_MSG']._serialized_end=855
+  _globals['_USERREAD']._serialized_end=275
+  _globals['_READREQUEST']._serialized_start=277
+  _globals['_READREQUEST']._serialized_end=330
+  _globals['_READRESULT']._serialized_start=332
+  _globals['_READRESULT']._serialized_end=371
+  _globals['_READREPLY']._serialized_start=373
+  _globals['_READREPLY']._serialized_end=428
+  _globals['_USERTYPING']._serialized_start=430
+  _globals['_USERTYPING']._serialized_end=501
+  _globals['_TYPINGREQUEST']._serialized_start=503
+  _globals['_TYPINGREQUEST']._serialized_end=561
+  _globals['_TYPINGREPLY']._serialized_start=563
+  _globals['_TYPINGREPLY']._serialized_end=576
+  _globals['_MSG']._serialized_start=579
+  _globals['_MSG']._serialized_end=838
 # @@protoc_insertion_point(module_scope)

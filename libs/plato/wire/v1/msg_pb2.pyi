@@ -72,22 +72,19 @@ class UserRead(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
-    CONN_ID_FIELD_NUMBER: _builtins.int
     user_id: _builtins.str
     conversation_id: _builtins.str
     seq: _builtins.int
-    conn_id: _builtins.int
     def __init__(
         self,
         *,
         user_id: _builtins.str = ...,
         conversation_id: _builtins.str = ...,
         seq: _builtins.int = ...,
-        conn_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conn_id", b"conn_id", "conversation_id", b"conversation_id", "seq", b"seq", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "seq", b"seq", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

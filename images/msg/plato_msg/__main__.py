@@ -25,16 +25,24 @@ from plato.runtime.settings import Settings, SettingsError
 from starlette.routing import Mount
 
 from plato_msg import allocators, group_http, metrics, server
-from plato_msg.api import app, attachments, auth, conversations
+from plato_msg.api import app, attachments, auth, people
+from plato_msg.api import conversations as conversations_api
+from plato_msg.api import groups as groups_api
+from plato_msg.api import messages as messages_api
 from plato_msg.attachments import Attachments, Limits
 from plato_msg.attachments_pg import PgAttachments
+from plato_msg.conversations import Conversations
 from plato_msg.core.policy import Rules
+from plato_msg.devices import Devices
 from plato_msg.groups import Groups
+from plato_msg.operations import Operations
 from plato_msg.service import MsgService, Options
 from plato_msg.store_pg import PgMsgStore
 
 PIPELINE_CONNECTIONS = 4
 READ_CONNECTIONS = 4
+HEAD_ROOM_BYTES = 2_048
+"""What a frame keeps free for what is not the body, as the state shards have it."""
 _WAIT_S = 0.5
 
 
@@ -57,12 +65,18 @@ async def main(settings: Settings) -> int:
     store = await ValkeyStore.connect(settings.store.url, settings.store.key_prefix)
     own_tls = tls.internal(settings.tls.internal_dir)
     shards = GrpcShards(topology, own_tls)
+    router = Router(store.routes)
     service = MsgService(
         Options(
             name=settings.process.name,
             uid=settings.process.uid,
             partitions=settings.bus.partitions,
-            rules=Rules(guests=settings.auth.guests, group_members=settings.msg.group_members_max),
+            rules=Rules(
+                guests=settings.auth.guests,
+                group_members=settings.msg.group_members_max,
+                recall_limit_ms=1_000 * settings.msg.recall_limit_s,
+                edit_limit_ms=1_000 * settings.msg.edit_limit_s,
+            ),
             batch_records=settings.msg.batch_records,
             member_stale_ms=settings.msg.member_stale_ms,
             bus_retention_s=settings.msg.bus_retention_s,
@@ -77,7 +91,7 @@ async def main(settings: Settings) -> int:
         bus,
         database,
         reads,
-        Router(store.routes),
+        router,
         shards,
         store.reservations,
         allocators.choose(settings.msg.allocator, PgMsgStore(database), store.counters),
@@ -100,7 +114,17 @@ async def main(settings: Settings) -> int:
         settings.msg.api_server_per_s,
         lambda: time.monotonic() * 1_000,
     )
-    routers = [conversations.router(service.reads), attachments.router(files)]
+    operations = Operations(orders, PgMsgStore(reads))
+    conversations = Conversations(PgMsgStore(reads))
+    routers = [
+        messages_api.router(
+            operations, conversations, service.states, settings.gateway.max_frame_bytes - HEAD_ROOM_BYTES
+        ),
+        conversations_api.router(service.reads, service.states),
+        groups_api.router(operations, conversations),
+        people.router(Devices(reads, router, store.sessions, shards, topology)),
+        attachments.router(files),
+    ]
     api = app.application(door, routers, not_ready, settings.msg.http_origins)
     http = admin.HttpServer(
         admin.app(

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plato_msg.api import problems
 from plato_msg.api.auth import Door
+from plato_msg.api.fields import KeepSlashes
 from plato_msg.api.problems import Problem
 
 TITLE: Final = "Plato"
@@ -74,12 +75,13 @@ def application(
     for router in routers:
         app.include_router(router)
     app.add_middleware(_Ready, not_ready=not_ready)
+    app.add_middleware(KeepSlashes)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(origins),
         allow_origin_regex=None if origins else _LOOPBACK,
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-        allow_headers=["Authorization", "Content-Type", "Plato-User"],
+        allow_headers=["Authorization", "Content-Type", "Plato-User", "Idempotency-Key"],
         expose_headers=["Retry-After"],
         max_age=3_600,
     )

@@ -17,6 +17,9 @@ from google.protobuf.message import DecodeError
 from plato.wire.v1 import client_pb2 as wire
 from plato.wire.v1 import content_pb2 as content
 
+from plato_msg.lists_pg import Last
+from plato_msg.store_pg import Message
+
 FIRST_OPERATION: Final = 1_000
 LAST_OPERATION: Final = 1_999
 
@@ -38,6 +41,58 @@ def message(row: wire.PushMsg) -> dict[str, Any]:
     if not row.recalled:
         said |= body(row.msg_type, row.Content)
     return said
+
+
+def stored(conversation_id: str, row: Message) -> dict[str, Any]:
+    """A row of the store."""
+    return message(
+        wire.PushMsg(
+            MsgID=row.msg_id,
+            conversation_id=conversation_id,
+            seq=row.seq,
+            prev_seq=row.prev_seq,
+            from_user=row.from_user,
+            msg_type=row.msg_type,
+            Content=row.body,
+            client_msg_id=row.client_msg_id,
+            server_at_ms=row.server_at_ms,
+            changed_seq=row.changed_seq,
+            recalled=row.recalled,
+        )
+    )
+
+
+def beginning(last: Last) -> dict[str, Any]:
+    """The newest message as a list shows it: of a body that was cut, what can be read of it."""
+    said: dict[str, Any] = {
+        "msg_id": str(last.msg_id),
+        "seq": last.seq,
+        "from": last.from_user,
+        "type": last.msg_type,
+        "server_at": last.server_at_ms,
+        "recalled": last.recalled,
+    }
+    if last.recalled:
+        return said
+    shown = {"text": _cut(last.body)} if last.msg_type == content.TEXT else body(last.msg_type, last.body)
+    if "body" not in shown:
+        return said | {key: shown[key] for key in ("text", "attachments", "operation") if key in shown}
+    if last.msg_type == content.RICH:
+        return said | {"text": _cut(_first_text(last.body))}
+    if FIRST_OPERATION <= last.msg_type <= LAST_OPERATION:
+        return said | {"operation": operation(last.msg_type, content.Operation())}
+    return said
+
+
+def _cut(raw: bytes) -> str:
+    return raw.decode(errors="ignore")
+
+
+def _first_text(raw: bytes) -> bytes:
+    """The first field of a Rich that was cut, if that is its text (tag 10, a length of at most two bytes)."""
+    if raw[:1] != b"\x0a" or len(raw) < 3:
+        return b""
+    return raw[2 if raw[1] < 0x80 else 3 :]
 
 
 def body(msg_type: int, raw: bytes) -> dict[str, Any]:

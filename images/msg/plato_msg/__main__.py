@@ -29,6 +29,7 @@ from plato_msg.api import app, attachments, auth, people
 from plato_msg.api import conversations as conversations_api
 from plato_msg.api import groups as groups_api
 from plato_msg.api import messages as messages_api
+from plato_msg.api import friends as friends_api
 from plato_msg.attachments import Attachments, Limits
 from plato_msg.attachments_pg import PgAttachments
 from plato_msg.conversations import Conversations
@@ -76,6 +77,7 @@ async def main(settings: Settings) -> int:
                 group_members=settings.msg.group_members_max,
                 recall_limit_ms=1_000 * settings.msg.recall_limit_s,
                 edit_limit_ms=1_000 * settings.msg.edit_limit_s,
+                friends_only=settings.msg.friends_only,
             ),
             batch_records=settings.msg.batch_records,
             member_stale_ms=settings.msg.member_stale_ms,
@@ -124,6 +126,7 @@ async def main(settings: Settings) -> int:
         groups_api.router(operations, conversations),
         people.router(Devices(reads, router, store.sessions, shards, topology)),
         attachments.router(files),
+        friends_api.router(service.friends),
     ]
     api = app.application(door, routers, not_ready, settings.msg.http_origins)
     http = admin.HttpServer(

@@ -24,6 +24,8 @@ from plato_msg.core.allocator import Allocator, SingleWriter
 from plato_msg.core.policy import Rules
 from plato_msg.core.windows import Windows
 from plato_msg.downlink import Downlink, RouteReader
+from plato_msg.friends import Friends
+from plato_msg.friends_pg import PgFriends
 from plato_msg.history import HOT_PULLS_PER_S, History
 from plato_msg.ids import MsgIds
 from plato_msg.owner import TICK_S, Ownership
@@ -104,9 +106,15 @@ class MsgService:
             members=self.store,
             windows=Windows(options.notify_window_ms, options.notify_window_max_ms, options.push_members_max),
         )
+        friends = PgFriends(GuardedConnections(reads, self.guard))
         self.states = UserStates(
-            GuardedConnections(reads, self.guard), self.downlink, routes, push_members_max=options.push_members_max
+            GuardedConnections(reads, self.guard),
+            self.downlink,
+            routes,
+            push_members_max=options.push_members_max,
+            sources=[friends],
         )
+        self.friends = Friends(friends, self.states, friends_only=options.rules.friends_only)
         self.ids: MsgIds | None = None
         """None before the topology named us."""
         self._reserved = False

@@ -48,6 +48,9 @@ class MsgSettings(Section):
     api_server_per_s: int = Field(
         2_000, ge=1, le=1_000_000, description="The same for an application server, by its token's `sub`."
     )
+    friends_only: bool = Field(
+        False, description="Only friends may write to a user in a dialogue, unless the user says otherwise."
+    )
     allocator: Literal["single_writer", "redis", "segment"] = Field(
         "single_writer", description="Who gives seqs; see docs/allocators.md. May change at any start."
     )

@@ -30,6 +30,8 @@ class Rules:
     """Most members of an open conversation."""
     group_members: int = 10_000
     """Most members of a group."""
+    friends_only: bool = False
+    """Only friends may write to a user who did not choose."""
 
 
 class Verdict(NamedTuple):

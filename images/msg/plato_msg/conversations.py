@@ -1,8 +1,8 @@
 """What one user may know of conversations, for the HTTP API: what they are, who is in them, one message by its msg_id.
 
-Every method takes the asking user and gives None where that user is a stranger to the conversation: in the same way whether it
-exists or not. `user` None is the application itself, which sees every conversation there is. Rows of history come from
-History.pull, conversation lists from History.sync. Always from the primary; no memory.
+Every method takes the asking user and gives None where that user is a stranger to the conversation, whether it exists or
+not. `user` None is the application itself, which sees every conversation there is. Rows of history come from History.pull,
+lists of conversations from History.sync. Always from the primary; no memory.
 """
 
 from __future__ import annotations
@@ -59,12 +59,15 @@ class Conversations:
 
     async def info(self, user: str | None, conversation_id: str) -> Info | None:
         """One conversation, also one that the user left."""
-        raise NotImplementedError
+        row = await self._store.info(user, conversation_id)
+        return Info(conversation_id, *row) if row is not None else None
 
     async def members(self, user: str | None, conversation_id: str, after: str, limit: int) -> Sequence[Member] | None:
         """A page of the members that come after `after`, by id's bytes, at most `limit`. None as well for who left."""
-        raise NotImplementedError
+        rows = await self._store.roll(user, conversation_id, after, limit)
+        return [Member(*row) for row in rows] if rows is not None else None
 
     async def message(self, user: str | None, msg_id: int) -> Found | None:
         """One message, wherever it is, if the user may read it."""
-        raise NotImplementedError
+        found = await self._store.message(user, msg_id)
+        return Found(*found) if found is not None else None

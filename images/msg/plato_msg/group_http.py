@@ -24,8 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from plato_msg.core.policy import ChangeKind
-from plato_msg.groups import Done, Groups
+from plato_msg.groups import ChangeKind, Done, Groups
 
 PATH: Final = "/admin/v1/groups"
 MEMBERS_PATH: Final = "/admin/v1/groups/members"

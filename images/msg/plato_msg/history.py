@@ -3,8 +3,8 @@
     Sync   (after_id, upto_id] of the user's conversations, by id, those newer than the client's cursors → pages
     Pull   a range of one conversation → rows, and exactly which range they cover, so that pulling over any range ends
 
-Pages are bound by count and by bytes: an answer fits into one frame. Rows are immutable and committed by rising seq, so a
-read up to last_seq, taken first, misses nothing.
+Pages are bound by count and by bytes: an answer fits into one frame. Rows are committed by rising seq, so a read up to
+last_seq, taken first, misses nothing. Who left reads up to the leave. Rows that retention removed are covered as any others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plato.wire.v1 import client_pb2 as wire
 from plato_msg import metrics
 from plato_msg.core.fanout import session_id
 from plato_msg.hot import HotConversations
-from plato_msg.store_pg import ROW_BYTES, Message, PgMsgStore
+from plato_msg.store_pg import ROW_BYTES, Access, Message, PgMsgStore
 
 PAGE: Final = 100
 MAX_PAGE: Final = 500
@@ -28,8 +28,8 @@ MAX_CURSORS: Final = 500
 HOT_PULLS_PER_S: Final = 50
 FRAME_ROOM_BYTES: Final = 1_024
 """Kept free in a frame for what is not a row."""
-_ITEM_BYTES: Final = 168
-"""What an item of Synced takes at most: two ids of 64 bytes, two numbers, tags."""
+_ITEM_BYTES: Final = 312
+"""What an item of Synced takes at most: two ids of 64 bytes, a title of 128, numbers, tags."""
 
 
 class History:
@@ -55,11 +55,19 @@ class History:
         return wire.SyncedMsg(
             ref=sync.ref,
             items=[
-                wire.SyncedItem(conversation_id=conversation_id, newest_seq=newest, first_cursor=joined, peer=peer)
-                for conversation_id, newest, joined, peer in page
+                wire.SyncedItem(
+                    conversation_id=listed.conversation_id,
+                    newest_seq=listed.newest_seq,
+                    first_cursor=listed.joined_seq,
+                    peer=listed.peer,
+                    title=listed.title,
+                    members=listed.members,
+                    left=listed.left,
+                )
+                for listed in page
             ],
             more=more,
-            covered_id=page[-1][0] if more else sync.upto_id,
+            covered_id=page[-1].conversation_id if more else sync.upto_id,
         )
 
     async def pull(self, user: str, pull: wire.PullMsg) -> wire.PulledMsg:
@@ -67,16 +75,16 @@ class History:
         answer = wire.PulledMsg(ref=pull.ref, conversation_id=pull.conversation_id)
         code = check_pull(pull)
         hot = code == Code.OK and self._hot.seen(pull.conversation_id)
-        membership = None
+        access: Access | None = None
         if code == Code.OK:
-            membership = await (self._hot if hot else self._store).membership(user, pull.conversation_id)
-        if code == Code.OK and membership is None:
+            access = await (self._hot if hot else self._store).membership(user, pull.conversation_id)
+        if code == Code.OK and access is None:
             code = Code.NOT_A_MEMBER  # also where there is no such conversation: nothing is revealed
         metrics.READS.labels("pull", code.name.lower()).inc()
-        if membership is None:
+        if access is None:
             answer.code, answer.msg = code, text(code)
             return answer
-        newest, joined = membership
+        newest = access.newest_seq
         first = max(1, min(pull.from_seq, MAX_ID))
         last = min(pull.to_seq or newest, newest)
         answer.newest_seq = newest
@@ -84,10 +92,12 @@ class History:
         if last < first:
             return answer  # an empty range: what is not there yet is not covered
         limit = pull.limit or PAGE
-        begin, newest_first = max(first, joined + 1), pull.newest_first
+        begin, newest_first = max(first, access.joined_seq + 1), pull.newest_first
         rows = None
         if hot:
-            rows = self._hot.rows(pull.conversation_id, begin, last, limit + 1, newest_first=newest_first)
+            rows = self._hot.rows(
+                pull.conversation_id, begin, last, limit + 1, access.changed_seq, newest_first=newest_first
+            )
         if rows is None:
             rows = await self._store.messages(
                 pull.conversation_id, begin, last, limit + 1, self._page_bytes, newest_first=newest_first
@@ -111,6 +121,8 @@ class History:
                 msg_type=row.msg_type,
                 client_msg_id=row.client_msg_id,
                 server_at_ms=row.server_at_ms,
+                changed_seq=row.changed_seq,
+                recalled=row.recalled,
             )
             for row in page
         )

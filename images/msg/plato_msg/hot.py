@@ -6,7 +6,8 @@
 
 Nothing old is shown: a question that an answer comes from always began after the answer's pull had come (one that runs
 already may have read before a commit that the pull must see, R2), it reads last_seq and the membership from the primary,
-and rows up to last_seq never change. Rows that were removed go within STALE_S. What is not in memory is read as ever.
+and changed_seq: rows up to last_seq change by operations only, and each raises it. Rows that were loaded under another
+changed_seq are dropped. Rows that were removed go within STALE_S. What is not in memory is read as ever.
 
 Memory: CONVERSATIONS entries of at most ROWS rows and ROW_BYTES_MAX bytes.
 """
@@ -22,7 +23,7 @@ from typing import Final
 from plato.core.topk import Hot
 
 from plato_msg import metrics
-from plato_msg.store_pg import ROW_BYTES, Message, PgMsgStore
+from plato_msg.store_pg import ROW_BYTES, Access, Message, PgMsgStore
 
 CONVERSATIONS: Final = 32
 ROWS: Final = 500
@@ -32,11 +33,11 @@ SKETCH: Final = 128
 
 
 class _Flight:
-    """One question on its way or waiting: for whom, and its answer ({user: joined_seq} of the members among them)."""
+    """One question on its way or waiting: for whom, and its answer ({user: Access} of those among them who may read)."""
 
     def __init__(self) -> None:
         self.users: set[str] = set()
-        self.answer: asyncio.Future[tuple[int, dict[str, int]] | None] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[dict[str, Access]] = asyncio.get_running_loop().create_future()
 
 
 class _Entry:
@@ -50,6 +51,8 @@ class _Entry:
         """By rising seq: every row with low < seq ≤ high."""
         self.low = 0
         self.high = 0
+        self.changed_seq = 0
+        """The conversation's, before the rows were loaded."""
         self.loaded_s = 0.0
 
 
@@ -74,7 +77,7 @@ class HotConversations:
                 del self._entries[conversation_id]
         return hot
 
-    async def membership(self, user: str, conversation_id: str) -> tuple[int, int] | None:
+    async def membership(self, user: str, conversation_id: str) -> Access | None:
         """As PgMsgStore.membership, asked together with what others ask. Raises Unavailable."""
         entry = self._entries.get(conversation_id)
         if entry is None:
@@ -91,18 +94,15 @@ class HotConversations:
             metrics.HOT_READS.labels("merged").inc()
         flight.users.add(user)
         # Shielded: one that gives up must not take the answer from the others.
-        answer = await asyncio.shield(flight.answer)
-        if answer is None or user not in answer[1]:
-            return None
-        return answer[0], answer[1][user]
+        return (await asyncio.shield(flight.answer)).get(user)
 
     def rows(
-        self, conversation_id: str, first: int, last: int, limit: int, *, newest_first: bool
+        self, conversation_id: str, first: int, last: int, limit: int, changed_seq: int, *, newest_first: bool
     ) -> list[Message] | None:
-        """The rows of [first, last] from the old or the new end, in that direction, at most `limit`; last: at most a
-        last_seq that `membership` gave. None: not all of them are here."""
+        """The rows of [first, last] from the old or the new end, in that direction, at most `limit`; last: at most the
+        newest_seq that `membership` gave, with this changed_seq. None: not all of them are here, or they may be old."""
         entry = self._entries.get(conversation_id)
-        if entry is None or not entry.low < first or last > entry.high:
+        if entry is None or not entry.low < first or last > entry.high or entry.changed_seq != changed_seq:
             return None
         metrics.HOT_READS.labels("cached").inc()
         found = [row for row in entry.rows if first <= row.seq <= last]
@@ -116,8 +116,9 @@ class HotConversations:
                 try:
                     metrics.HOT_READS.labels("asked").inc()
                     answer = await self._store.memberships(conversation_id, flight.users)
-                    if answer is not None:
-                        await self._load(conversation_id, entry, answer[0])
+                    now = next((access for access in answer.values() if not access.left), None)
+                    if now is not None:
+                        await self._load(conversation_id, entry, now.newest_seq, now.changed_seq)
                 except Exception as e:
                     flight.answer.set_exception(e)
                     flight.answer.exception()  # whoever waited may have given up: then nobody looks at it
@@ -128,9 +129,11 @@ class HotConversations:
             if entry.next is not None:  # cancelled: the process ends
                 entry.next.answer.cancel()
 
-    async def _load(self, conversation_id: str, entry: _Entry, last_seq: int) -> None:
-        """Rows up to last_seq, which are committed."""
+    async def _load(self, conversation_id: str, entry: _Entry, last_seq: int, changed_seq: int) -> None:
+        """Rows up to last_seq, which are committed, and not older than changed_seq says."""
         now_s = self._clock()
+        if entry.changed_seq != changed_seq:
+            entry.rows, entry.low, entry.high, entry.changed_seq = [], 0, 0, changed_seq
         if entry.rows and entry.high < last_seq and now_s - entry.loaded_s < STALE_S:
             more = await self._store.messages(
                 conversation_id, entry.high + 1, last_seq, ROWS, ROW_BYTES_MAX, newest_first=False

@@ -4,28 +4,35 @@
 
 The key of a record is (conversation_id, user, client_msg_id): sent again with the same one it is done once, and the first
 outcome is answered, as for frames. Such a record has no device, so every device of the user gets the push, and nobody a
-receipt. Any msg process takes it. Memory: one entry per record that is waited for.
+receipt. Any msg process takes it. All who wait share one question to the database per POLL_S.
+Memory: one entry per record that is waited for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Final, NamedTuple
 
+from plato.core.codes import Code
+from plato.core.conversations import partition_of
+from plato.core.errors import Unavailable
 from plato.ports import BusProducer
 from plato.wire.v1 import content_pb2 as content
+from plato.wire.v1.bus_pb2 import Record
 
+from plato_msg.core.batch import Key, Outcome
 from plato_msg.store_pg import PgMsgStore
 
 ADMIN: Final = "admin"
 """from_user of what administrators do. Whoever issues tokens gives nobody this name."""
 WAIT_S: Final = 2.0
+POLL_S: Final = 0.02
 _NAMESPACE: Final = uuid.UUID("6f1c3d0e-6f0a-5b0e-9d0c-2f6b8b0c7a51")
 
 
 class Sent(NamedTuple):
-    """What became of a record. code: OK, a refusal, or PENDING: it is on the bus and will be decided; then, and for a refusal,
-    the numbers are 0."""
+    """What became of a record. code: OK, a refusal, or PENDING: it is on the bus, undecided. Numbers: of OK only."""
 
     code: int
     msg_id: int = 0
@@ -45,6 +52,8 @@ class Operations:
         self._bus = bus
         self._store = store
         self._wait_s = wait_s
+        self._waiting: dict[Key, asyncio.Future[Outcome]] = {}
+        self._asking: asyncio.Task[None] | None = None
 
     async def send(
         self,
@@ -59,11 +68,26 @@ class Operations:
     ) -> Sent:
         """One message, or one operation (msg_type 1000 to 1999, body: content.proto Operation) as bytes.
 
-        client_msg_id: 16 bytes. to_user: the other one, where it may be a dialogue's first message. authority: roles and time
-        limits do not bind it; the user need not be a member for operations. Raises Unavailable: not known whether it is on the
-        bus; the same again, with the same client_msg_id, is safe.
+        client_msg_id: 16 bytes. to_user: the other one, where it may be a dialogue's first message. authority: of operations
+        only; roles and time limits do not bind it, and the user need not be a member. Raises Unavailable: it may be on the
+        bus or not; the same again, with the same client_msg_id, is safe.
         """
-        raise NotImplementedError
+        record = Record(
+            conversation_id=conversation_id,
+            from_user=user,
+            client_msg_id=client_msg_id,
+            to_user=to_user,
+            msg_type=msg_type,
+            body=body,
+            trace_id=uuid.uuid4().bytes,
+            authority=authority,
+        )
+        partition = partition_of(conversation_id, self._bus.partitions)
+        await self._bus.append({partition: [record.SerializeToString()]})
+        outcome = await self._outcome((conversation_id, user, client_msg_id))
+        if outcome is None:
+            return Sent(int(Code.PENDING))
+        return Sent(outcome.code, outcome.msg_id, outcome.seq, outcome.server_at_ms)
 
     async def operate(
         self,
@@ -75,7 +99,37 @@ class Operations:
         *,
         authority: bool = False,
     ) -> Sent:
-        """`send` of an operation. A person's GROUP_CREATE goes to group_id(user, client_msg_id) of plato.core.conversations."""
+        """`send` of an operation. A person's GROUP_CREATE goes to plato.core.conversations.group_id(user, client_msg_id)."""
         return await self.send(
             user, conversation_id, msg_type, operation.SerializeToString(), client_msg_id, authority=authority
         )
+
+    async def _outcome(self, key: Key) -> Outcome | None:
+        """What was decided; None: nothing yet."""
+        future = self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask(), name="outcomes")
+        try:
+            async with asyncio.timeout(self._wait_s):
+                # Shielded: another one may wait for the same record.
+                return await asyncio.shield(future)
+        except TimeoutError:
+            if self._waiting.get(key) is future:
+                del self._waiting[key]
+            return None
+
+    async def _ask(self) -> None:
+        """Question after question, as long as somebody waits."""
+        try:
+            while self._waiting:
+                await asyncio.sleep(POLL_S)
+                try:
+                    found = await self._store.outcomes(list(self._waiting))
+                except Unavailable:
+                    continue  # who waits gives up in time
+                for key, outcome in found.items():
+                    future = self._waiting.pop(key, None)
+                    if future is not None and not future.done():
+                        future.set_result(outcome)
+        finally:
+            self._asking = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from plato.core.errors import Unavailable
@@ -159,7 +159,7 @@ class MsgService:
             self._allocator,
             ids,
             self.downlink,
-            self._options.rules,
+            replace(self._options.rules, push_members=self._options.push_members_max),
             partitions=self._options.partitions,
             batch_records=self._options.batch_records,
         )

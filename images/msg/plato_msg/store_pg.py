@@ -1,7 +1,8 @@
-"""All SQL of msg, in statements over arrays: none per message. What flows: one transaction per batch, of all its partitions.
+"""The SQL of msg's pipeline, in statements over arrays: none per message. What flows: one transaction per batch, of all its
+partitions. Reads: store_reads.py.
 
     batch():  guard (R7: the owner's rows, where epoch and position are the expected ones) → known() → write() → commit
-    around:   beats, owners, take-over and release; dirty shards; what replays and reads need
+    around:   beats, owners, take-over and release; dirty shards; what replays need
 
 Lock order: rows of bus_owner by partition, then everything else of those partitions, which only their owner touches.
 Memory: one batch.
@@ -10,24 +11,21 @@ Memory: one batch.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
 
-import asyncpg
 from plato.core.errors import Fenced
-from plato.core.ids import MAX_ID
+from plato.wire.v1 import content_pb2 as content
 
-from plato_msg.core.batch import Conversation, Known, Outcome, Plan, Uplink
+from plato_msg.core.batch import Conversation, Key, Known, Outcome, Plan, Row, Uplink
+from plato_msg.core.operations import Target, is_operation
 from plato_msg.core.policy import GROUP
-
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
-
-
-class Database(Protocol):
-    """Where connections come from (plato.adapters.pg.Database)."""
-
-    def connection(self) -> AbstractAsyncContextManager[Connection]:
-        """A connection for the time of the block. Raises Unavailable, and Unstorable for SQLSTATE classes 22 and 23."""
+from plato_msg.store_reads import OUTCOMES, PgReads, columns
+from plato_msg.store_reads import ROW_BYTES as ROW_BYTES
+from plato_msg.store_reads import Access as Access
+from plato_msg.store_reads import Connection as Connection
+from plato_msg.store_reads import Database as Database
+from plato_msg.store_reads import Message as Message
 
 
 class SteppedDown(Fenced):
@@ -67,22 +65,7 @@ class Poison(NamedTuple):
     value: bytes
 
 
-class Message(NamedTuple):
-    """A row of im_message, without its conversation_id."""
-
-    msg_id: int
-    seq: int
-    prev_seq: int
-    from_user: str
-    msg_type: int
-    body: bytes
-    client_msg_id: bytes
-    server_at_ms: int
-
-
-ROW_BYTES: Final = 384
-"""What a row's ids and numbers take in a frame at most, beside the body."""
-
+_MAY_NEED_AN_OWNER: Final = (content.GROUP_REMOVE, content.GROUP_LEAVE, content.GROUP_ROLE)
 _GUARD = """
 WITH expected AS (
     SELECT * FROM unnest($1::integer[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[])
@@ -98,27 +81,41 @@ WHERE o.partition = e.partition
 RETURNING o.partition
 """
 
-_OUTCOMES = """
-SELECT o.conversation_id, o.from_user, o.client_msg_id, o.code, coalesce(o.msg_id, 0), coalesce(o.seq, 0),
-       coalesce(m.prev_seq, 0), coalesce((extract(epoch FROM m.server_at) * 1000)::bigint, 0)
-FROM unnest($1::text[], $2::text[], $3::bytea[]) AS k(conversation_id, from_user, client_msg_id)
-JOIN im_outcome o USING (conversation_id, from_user, client_msg_id)
-LEFT JOIN im_message m ON m.conversation_id = o.conversation_id AND m.seq = o.seq
-"""
-
 # Of a group with more than $4 members only those that the batch names ($2, $3). Both conditions on c.members are of the
 # outer row, so the branch that does not apply reads nothing.
 _CONVERSATIONS = """
-SELECT c.conversation_id, c.kind, c.last_seq, c.members, m.user_id, m.joined_seq
+SELECT c.conversation_id, c.kind, c.last_seq, c.members, c.title, m.user_id, m.joined_seq, m.role
 FROM im_conversation c LEFT JOIN LATERAL (
-    SELECT w.user_id, w.joined_seq FROM im_member w
+    SELECT w.user_id, w.joined_seq, w.role FROM im_member w
     WHERE c.members <= $4 AND w.conversation_id = c.conversation_id
     UNION ALL
-    SELECT w.user_id, w.joined_seq FROM unnest($2::text[], $3::text[]) AS n(conversation_id, user_id)
+    SELECT w.user_id, w.joined_seq, w.role FROM unnest($2::text[], $3::text[]) AS n(conversation_id, user_id)
         JOIN im_member w ON w.conversation_id = c.conversation_id AND w.user_id = n.user_id
     WHERE c.members > $4 AND n.conversation_id = c.conversation_id
 ) m ON true
 WHERE c.conversation_id = ANY ($1::text[])
+"""
+
+# Who could become the owner of large groups, one page of each: the leaders, and the $2[i] + 1 senior members.
+_SENIORS = """
+SELECT n.conversation_id, s.user_id, s.joined_seq, s.role
+FROM unnest($1::text[], $2::integer[]) AS n(conversation_id, named), LATERAL (
+    (SELECT user_id, joined_seq, role FROM im_member w WHERE w.conversation_id = n.conversation_id AND w.role > 0)
+    UNION ALL
+    (SELECT user_id, joined_seq, role FROM im_member w WHERE w.conversation_id = n.conversation_id AND w.role = 0
+        ORDER BY joined_seq, user_id LIMIT n.named + 1)
+) s
+"""
+
+_TARGETS = """
+SELECT msg_id, conversation_id, seq, from_user, msg_type, (extract(epoch FROM server_at) * 1000)::bigint, recalled
+FROM im_message WHERE msg_id = ANY ($1::bigint[])
+"""
+
+_ROWS = """
+SELECT m.conversation_id, m.from_user, m.client_msg_id, m.msg_type, m.body, m.changed_seq, m.recalled
+FROM unnest($1::text[], $2::text[], $3::bytea[]) AS k(conversation_id, from_user, client_msg_id)
+JOIN im_message m USING (conversation_id, from_user, client_msg_id)
 """
 
 PUSH_MEMBERS: Final = 500
@@ -156,17 +153,45 @@ class Batch:
                 list(plan.groups.values()),
                 GROUP,
             )
+        if plan.titles:
+            await execute(
+                "UPDATE im_conversation c SET title = t.title FROM unnest($1::text[], $2::text[]) AS t(id, title)"
+                " WHERE c.conversation_id = t.id",
+                list(plan.titles.keys()),
+                list(plan.titles.values()),
+            )
         if plan.leaves:
             await execute(
                 "DELETE FROM im_member m USING unnest($1::text[], $2::text[]) AS l(c, u)"
                 " WHERE m.conversation_id = l.c AND m.user_id = l.u",
-                *_columns(plan.leaves, 2),
+                *columns(plan.leaves, 2),
             )
         if plan.joins:
             await execute(
-                "INSERT INTO im_member (conversation_id, user_id, joined_seq)"
-                " SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[])",
-                *_columns(plan.joins, 3),
+                "INSERT INTO im_member (conversation_id, user_id, joined_seq, role)"
+                " SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::smallint[])",
+                *columns(plan.joins, 4),
+            )
+            if plan.groups:
+                await execute(
+                    "DELETE FROM im_former_member f USING unnest($1::text[], $2::text[]) AS j(c, u)"
+                    " WHERE f.conversation_id = j.c AND f.user_id = j.u",
+                    *columns((join[:2] for join in plan.joins), 2),
+                )
+        if plan.former:
+            await execute(
+                "INSERT INTO im_former_member (conversation_id, user_id, joined_seq, left_seq, title)"
+                " SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::text[])"
+                " ON CONFLICT (conversation_id, user_id) DO UPDATE"
+                " SET joined_seq = EXCLUDED.joined_seq, left_seq = EXCLUDED.left_seq, title = EXCLUDED.title",
+                *columns(plan.former, 5),
+            )
+        if plan.roles:
+            await execute(
+                "UPDATE im_member m SET role = r.role"
+                " FROM unnest($1::text[], $2::text[], $3::smallint[]) AS r(c, u, role)"
+                " WHERE m.conversation_id = r.c AND m.user_id = r.u",
+                *columns(plan.roles, 3),
             )
         if plan.outcomes:
             await execute(
@@ -174,7 +199,7 @@ class Batch:
                 " SELECT c, u, i, code, nullif(msg_id, 0), nullif(seq, 0) FROM unnest("
                 "$1::text[], $2::text[], $3::bytea[], $4::integer[], $5::bigint[], $6::bigint[])"
                 " AS o(c, u, i, code, msg_id, seq)",
-                *_columns(((*d.uplink.key, d.outcome.code, d.outcome.msg_id, d.outcome.seq) for d in plan.outcomes), 6),
+                *columns(((*d.uplink.key, d.outcome.code, d.outcome.msg_id, d.outcome.seq) for d in plan.outcomes), 6),
             )
         if plan.messages:
             await execute(
@@ -182,7 +207,7 @@ class Batch:
                 " server_at) SELECT msg_id, c, seq, prev_seq, u, msg_type, body, i, to_timestamp(at / 1000.0) FROM unnest("
                 "$1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::bigint[], $7::bytea[], $8::bytea[],"
                 " $9::bigint[]) AS m(msg_id, c, seq, prev_seq, u, msg_type, body, i, at)",
-                *_columns(
+                *columns(
                     (
                         (
                             d.outcome.msg_id,
@@ -190,8 +215,8 @@ class Batch:
                             d.outcome.seq,
                             d.outcome.prev_seq,
                             d.uplink.from_user,
-                            d.uplink.msg_type,
-                            d.uplink.body,
+                            d.msg_type,
+                            d.body,
                             d.uplink.client_msg_id,
                             d.outcome.server_at_ms,
                         )
@@ -200,21 +225,55 @@ class Batch:
                     9,
                 ),
             )
+        if plan.edits:
+            await self._edit(plan)
         if poison:
             await execute(
                 "INSERT INTO bus_poison (partition, position, reason, value)"
                 " SELECT * FROM unnest($1::integer[], $2::bigint[], $3::text[], $4::bytea[])"
                 " ON CONFLICT DO NOTHING",
-                *_columns(poison, 4),
+                *columns(poison, 4),
             )
 
+    async def _edit(self, plan: Plan) -> None:
+        """Older messages become what they were made; of a recalled one nothing stays, in its EDITs neither."""
+        execute = self._connection.execute
+        await execute(
+            "UPDATE im_message m"
+            " SET msg_type = e.msg_type, body = e.body, changed_seq = e.changed_seq, recalled = e.recalled"
+            " FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bigint[], $5::boolean[])"
+            " AS e(msg_id, msg_type, body, changed_seq, recalled) WHERE m.msg_id = e.msg_id",
+            *columns(((e.msg_id, *e.row) for e in plan.edits.values()), 5),
+        )
+        if plan.edited:
+            await execute(
+                "INSERT INTO im_edit (conversation_id, of_seq, seq)"
+                " SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[])",
+                *columns(plan.edited, 3),
+            )
+        recalls = [(e.conversation_id, e.seq, e.row.changed_seq) for e in plan.edits.values() if e.row.recalled]
+        if recalls:
+            await execute(
+                "UPDATE im_message m SET body = '', recalled = true, changed_seq = r.at"
+                " FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS r(c, of_seq, at)"
+                " JOIN im_edit e ON e.conversation_id = r.c AND e.of_seq = r.of_seq"
+                " WHERE m.conversation_id = e.conversation_id AND m.seq = e.seq",
+                *columns(recalls, 3),
+            )
+        await execute(
+            "UPDATE im_conversation c SET changed_seq = n.seq FROM unnest($1::text[], $2::bigint[]) AS n(id, seq)"
+            " WHERE c.conversation_id = n.id",
+            list(plan.changed.keys()),
+            list(plan.changed.values()),
+        )
 
-class PgMsgStore:
+
+class PgMsgStore(PgReads):
     """Partitions' owners, outcomes and messages. Every method raises Unavailable; batch also Unstorable and SteppedDown."""
 
     def __init__(self, database: Database, push_members: int = PUSH_MEMBERS) -> None:
         """push_members: of groups that have more, batches read no list of members; see plato_msg.notify."""
-        self._database = database
+        super().__init__(database)
         self._push_members = push_members
 
     @asynccontextmanager
@@ -224,15 +283,17 @@ class PgMsgStore:
         Raises SteppedDown, Unstorable, or Unavailable: then the commit may have happened, so memory is to be reloaded.
         """
         async with self._database.connection() as connection, connection.transaction():
-            rows = await connection.fetch(_GUARD, *_columns(guards, 5))
+            rows = await connection.fetch(_GUARD, *columns(guards, 5))
             if len(rows) != len(guards):
                 raise SteppedDown({g.partition for g in guards} - {row["partition"] for row in rows})
             yield Batch(connection, self._push_members)
 
     async def known(self, uplinks: Sequence[Uplink]) -> Known:
-        """As Batch.known, outside of a batch: for what is fanned out again."""
+        """As Batch.known, outside of a batch: for what is fanned out again, with all rows as they are now."""
         async with self._database.connection() as connection:
-            return await _known(connection, uplinks, self._push_members)
+            known = await _known(connection, uplinks, self._push_members)
+            known.rows = await _rows(connection, known.outcomes)
+            return known
 
     # ── owners and members ───────────────────────────────────────────────────────────────────────────────────
 
@@ -301,119 +362,9 @@ class PgMsgStore:
                 " UPDATE bus_owner o SET fanned_out = greatest(o.fanned_out, s.fanned_out),"
                 "   owner = CASE WHEN $4 THEN '' ELSE o.owner END"
                 " FROM saved s JOIN held USING (partition) WHERE o.partition = s.partition",
-                *_columns(((p, epoch, mark) for p, (epoch, mark) in fanned_out.items()), 3),
+                *columns(((p, epoch, mark) for p, (epoch, mark) in fanned_out.items()), 3),
                 release,
             )
-
-    # ── reads ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def conversations(
-        self, user: str, after_id: str, upto_id: str, cursors: Mapping[str, int], limit: int
-    ) -> list[tuple[str, int, int, str]]:
-        """(conversation_id, newest_seq, joined_seq, peer) of the user's conversations in (after_id, upto_id] that are newer
-        than their cursor or, unlisted, than their join; by id, at most `limit`. upto_id "": to the end."""
-        async with self._database.connection() as connection:
-            rows = await connection.fetch(
-                "SELECT m.conversation_id, c.last_seq, m.joined_seq,"
-                " CASE WHEN c.kind <> 'dialogue' THEN '' ELSE coalesce((SELECT p.user_id FROM im_member p"
-                "   WHERE p.conversation_id = m.conversation_id AND p.user_id <> m.user_id LIMIT 1), m.user_id) END"
-                " FROM im_member m JOIN im_conversation c USING (conversation_id)"
-                " LEFT JOIN unnest($4::text[], $5::bigint[]) AS k(conversation_id, seq) USING (conversation_id)"
-                " WHERE m.user_id = $1 AND m.conversation_id > $2 AND ($3 = '' OR m.conversation_id <= $3)"
-                "   AND c.last_seq > greatest(k.seq, m.joined_seq)"  # greatest() skips the NULL of what is unlisted
-                " ORDER BY m.conversation_id LIMIT $6",
-                user,
-                after_id,
-                upto_id,
-                list(cursors.keys()),
-                list(cursors.values()),
-                limit,
-            )
-        return [(row[0], row[1], row[2], row[3]) for row in rows]
-
-    async def membership(self, user: str, conversation_id: str) -> tuple[int, int] | None:
-        """(last_seq, joined_seq) of a member's conversation; None for everybody else."""
-        async with self._database.connection() as connection:
-            row = await connection.fetchrow(
-                "SELECT c.last_seq, m.joined_seq FROM im_member m JOIN im_conversation c USING (conversation_id)"
-                " WHERE m.user_id = $1 AND m.conversation_id = $2",
-                user,
-                conversation_id,
-            )
-        return (row[0], row[1]) if row is not None else None
-
-    async def memberships(self, conversation_id: str, users: Collection[str]) -> tuple[int, dict[str, int]] | None:
-        """`membership` for several users at once: last_seq and {user: joined_seq} of the members among them; None: there is
-        no such conversation."""
-        async with self._database.connection() as connection:
-            rows = await connection.fetch(
-                "SELECT c.last_seq, m.user_id, m.joined_seq FROM im_conversation c LEFT JOIN im_member m"
-                " ON m.conversation_id = c.conversation_id AND m.user_id = ANY ($2) WHERE c.conversation_id = $1",
-                conversation_id,
-                list(users),
-            )
-        return (rows[0][0], {row[1]: row[2] for row in rows if row[1] is not None}) if rows else None
-
-    async def members(self, conversation_id: str, after: str, limit: int, below_seq: int = MAX_ID) -> list[str]:
-        """The members that come after `after` and joined before the message `below_seq`, by id, at most `limit`."""
-        async with self._database.connection() as connection:
-            rows = await connection.fetch(
-                "SELECT user_id FROM im_member WHERE conversation_id = $1 AND user_id > $2 AND joined_seq < $3"
-                " ORDER BY user_id LIMIT $4",
-                conversation_id,
-                after,
-                below_seq,
-                limit,
-            )
-        return [row[0] for row in rows]
-
-    async def group(self, conversation_id: str) -> tuple[int, int] | None:
-        """(members, last_seq) of a group; None: there is none of that id."""
-        async with self._database.connection() as connection:
-            row = await connection.fetchrow(
-                "SELECT members, last_seq FROM im_conversation WHERE conversation_id = $1 AND kind = $2",
-                conversation_id,
-                GROUP,
-            )
-        return (row[0], row[1]) if row is not None else None
-
-    async def outcomes(
-        self, conversation_id: str, from_user: str, client_msg_ids: Collection[bytes]
-    ) -> dict[bytes, int]:
-        """{client_msg_id: code} of those that have their outcome."""
-        async with self._database.connection() as connection:
-            rows = await connection.fetch(
-                "SELECT client_msg_id, code FROM im_outcome"
-                " WHERE conversation_id = $1 AND from_user = $2 AND client_msg_id = ANY ($3)",
-                conversation_id,
-                from_user,
-                list(client_msg_ids),
-            )
-        return {bytes(row[0]): row[1] for row in rows}
-
-    async def messages(
-        self, conversation_id: str, from_seq: int, to_seq: int, limit: int, limit_bytes: int, *, newest_first: bool
-    ) -> list[Message]:
-        """The rows with from_seq ≤ seq ≤ to_seq from the old or the new end, in that direction: at most `limit`, and only
-        those that begin within `limit_bytes`, each counted as its body and ROW_BYTES."""
-        order = "DESC" if newest_first else "ASC"
-        async with self._database.connection() as connection:
-            rows = await connection.fetch(
-                "SELECT msg_id, seq, prev_seq, from_user, msg_type, body, client_msg_id, at FROM ("
-                " SELECT msg_id, seq, prev_seq, from_user, msg_type, body, client_msg_id,"
-                "   (extract(epoch FROM server_at) * 1000)::bigint AS at,"
-                f"   sum(octet_length(body) + {ROW_BYTES}) OVER (ORDER BY seq {order})"
-                f"     - octet_length(body) - {ROW_BYTES} AS begins"
-                "  FROM (SELECT * FROM im_message WHERE conversation_id = $1 AND seq BETWEEN $2 AND $3"
-                f"       ORDER BY seq {order} LIMIT $4) page) sized"
-                f" WHERE begins < $5 ORDER BY seq {order}",
-                conversation_id,
-                from_seq,
-                to_seq,
-                limit,
-                limit_bytes,
-            )
-        return [Message(*row) for row in rows]
 
     # ── seqs that are reserved (plato_msg.core.allocator.SeqLedger) ─────────────────────────────────────────
 
@@ -459,25 +410,51 @@ class PgMsgStore:
 
 
 async def _known(connection: Connection, uplinks: Sequence[Uplink], push_members: int) -> Known:
-    outcomes = await connection.fetch(_OUTCOMES, *_columns((u.key for u in uplinks), 3))
-    named = {
-        (u.conversation_id, user): None for u in uplinks for user in (u.change.users if u.change else [u.from_user])
-    }
+    found = await connection.fetch(OUTCOMES, *columns((u.key for u in uplinks), 3))
+    outcomes = {(c, u, bytes(i)): Outcome(*rest) for c, u, i, *rest in found}
+    named = {(u.conversation_id, user): None for u in uplinks for user in u.named}
     conversation_ids = list({u.conversation_id for u in uplinks})
-    rows = await connection.fetch(_CONVERSATIONS, conversation_ids, *_columns(named, 2), push_members)
+    rows = await connection.fetch(_CONVERSATIONS, conversation_ids, *columns(named, 2), push_members)
     members: dict[str, dict[str, int]] = {}
+    roles: dict[str, dict[str, int]] = {}
     conversations: dict[str, Conversation] = {}
-    for conversation_id, kind, last_seq, size, user_id, joined_seq in rows:
+    for conversation_id, kind, last_seq, size, title, user_id, joined_seq, role in rows:
         conversation = conversations.get(conversation_id)
         if conversation is None:
-            held = members[conversation_id] = {}
-            conversations[conversation_id] = Conversation(kind, last_seq, held, size)
+            members[conversation_id], roles[conversation_id] = {}, {}
+            conversations[conversation_id] = Conversation(
+                kind, last_seq, members[conversation_id], size, roles[conversation_id], title
+            )
         if user_id is not None:
             members[conversation_id][user_id] = joined_seq
-    return Known({(c, u, bytes(i)): Outcome(*rest) for c, u, i, *rest in outcomes}, conversations)
+            if role:
+                roles[conversation_id][user_id] = role
+    known = Known(outcomes, conversations)
+    operations = [u for u in uplinks if is_operation(u.msg_type)]
+    if not operations:
+        return known
+    known.rows = await _rows(connection, {u.key: None for u in operations if u.key in outcomes})
+    msg_ids = {u.operation.msg_id for u in operations if u.operation is not None and u.operation.msg_id}
+    if msg_ids:
+        known.targets = {row[0]: Target(*row) for row in await connection.fetch(_TARGETS, list(msg_ids))}
+    large = {
+        u.conversation_id: None
+        for u in operations
+        if u.msg_type in _MAY_NEED_AN_OWNER
+        and (held := conversations.get(u.conversation_id)) is not None
+        and not held.whole
+    }
+    if large:
+        counts = [sum(conversation_id == named_in for named_in, _ in named) for conversation_id in large]
+        for conversation_id, user_id, joined_seq, role in await connection.fetch(_SENIORS, list(large), counts):
+            members[conversation_id][user_id] = joined_seq
+            if role:
+                roles[conversation_id][user_id] = role
+    return known
 
 
-def _columns(rows: Iterable[Sequence[object]], width: int) -> list[list[object]]:
-    """Rows → columns; of no rows, `width` empty columns."""
-    turned = [list(column) for column in zip(*rows, strict=True)]
-    return turned or [[] for _ in range(width)]
+async def _rows(connection: Connection, keys: Collection[Key]) -> dict[Key, Row]:
+    """How the messages of these keys are stored."""
+    if not keys:
+        return {}
+    return {(c, u, bytes(i)): Row(*rest) for c, u, i, *rest in await connection.fetch(_ROWS, *columns(keys, 3))}

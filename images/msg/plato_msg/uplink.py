@@ -171,9 +171,10 @@ class Uplinks:
                 async with self._store.batch(guards) as batch:
                     if uplinks:
                         known = await batch.known(uplinks)
-                        judged = judge(uplinks, known, self._rules, faulty)
+                        now_ms = unix_ms()
+                        judged = judge(uplinks, known, self._rules, faulty, ids, now_ms)
                         allocated = await self._allocator.allocate(wanted(judged), known)
-                        plan = number(judged, known, allocated, ids, unix_ms())
+                        plan = number(judged, known, allocated, ids, now_ms, self._rules.push_members)
                     await batch.write(plan, poison)
             except Exception as e:
                 metrics.BATCHES.labels(type(e).__name__).inc()
@@ -220,7 +221,7 @@ class Uplinks:
         records = await self._bus.read(held.partition, held.replayed, self._batch_records)
         records = [r for r in records if r.position <= held.position]
         uplinks, _ = self._decode(records, {})
-        decisions = again(uplinks, await self._store.known(uplinks)) if uplinks else []
+        decisions = again(uplinks, await self._store.known(uplinks), self._rules.push_members) if uplinks else []
         held.replayed = records[-1].position if records else held.position
         ticket = held.progress.open(held.replayed)
         await self._downlink.submit(decisions, [ticket])

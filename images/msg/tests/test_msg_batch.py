@@ -61,7 +61,7 @@ class Memory:
         for conversation_id, (kind, last_seq) in plan.conversations.items():
             held = conversations.get(conversation_id)
             conversations[conversation_id] = Conversation(kind, last_seq, dict(held.members) if held else {})
-        for conversation_id, user, joined_seq in plan.joins:
+        for conversation_id, user, joined_seq, _ in plan.joins:
             members = dict(conversations[conversation_id].members)
             assert user not in members
             members[user] = joined_seq
@@ -200,7 +200,7 @@ async def test_who_joins_begins_at_the_seq_before_the_join() -> None:
     memory = Memory()
     say = [uplink(u, "", i, conversation_id="lobby") for i, u in enumerate(["alice", "alice", "bob", "bob"])]
     plan = await take(memory, say, Rules(True))
-    assert plan.joins == [("lobby", "alice", 0), ("lobby", "bob", 2)]
+    assert plan.joins == [("lobby", "alice", 0, 0), ("lobby", "bob", 2, 0)]
     assert [set(d.members) for d in plan.decisions] == [{"alice"}, {"alice"}, {"alice", "bob"}, {"alice", "bob"}]
 
 

@@ -15,7 +15,7 @@ from plato.wire.v1 import client_pb2 as wire
 from plato_msg import hot as hot_module
 from plato_msg.history import History
 from plato_msg.reads import FLOOR, Reads
-from plato_msg.store_pg import Message, PgMsgStore
+from plato_msg.store_pg import Access, Message, PgMsgStore
 
 C = "crowd"
 MEMBERS = [f"m{i}" for i in range(40)]
@@ -31,11 +31,11 @@ class Counted(PgMsgStore):
         self.held = asyncio.Event()
         self.broken = False
 
-    async def membership(self, user: str, conversation_id: str) -> tuple[int, int] | None:
+    async def membership(self, user: str, conversation_id: str) -> Access | None:
         self.single += 1
         return await super().membership(user, conversation_id)
 
-    async def memberships(self, conversation_id: str, users: Collection[str]) -> tuple[int, dict[str, int]] | None:
+    async def memberships(self, conversation_id: str, users: Collection[str]) -> dict[str, Access]:
         self.together += 1
         answer = await super().memberships(conversation_id, users)
         if self.gate is not None:

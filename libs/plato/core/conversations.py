@@ -9,6 +9,7 @@ from typing import Final
 from zlib import crc32
 
 MAX_ID_BYTES: Final = 64
+MAX_TITLE_BYTES: Final = 128
 DIALOGUE_PREFIX: Final = "d:"
 GROUP_PREFIX: Final = "g:"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]").search  # asked for each name of each message
@@ -23,8 +24,8 @@ def dialogue_id(a: str, b: str) -> str:
 
 
 def group_id(creator: str, client_msg_id: bytes) -> str:
-    """The conversation_id of a group that a person makes: "g:" + base64url(SHA-256 of the creator, length-prefixed, and of the
-    16 bytes of the creating message's client_msg_id). 45 bytes. Nobody else can name it before it exists."""
+    """The conversation_id of a group that a person makes: "g:" + base64url(SHA-256 of the creator, length-prefixed, and the
+    16 bytes of the creating message's client_msg_id). 45 bytes. Nobody else can have made it."""
     user = creator.encode()
     digest = hashlib.sha256(len(user).to_bytes(2, "big") + user + client_msg_id).digest()
     return GROUP_PREFIX + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
@@ -38,6 +39,15 @@ def is_user_id(user: str) -> bool:
 def is_conversation_id(conversation: str) -> bool:
     """1 to 64 bytes of UTF-8 without a control character."""
     return _is_name(conversation)
+
+
+def is_title(title: str) -> bool:
+    """At most 128 bytes of UTF-8 without a control character; may be empty."""
+    try:
+        size = len(title.encode())
+    except UnicodeEncodeError:
+        return False
+    return size <= MAX_TITLE_BYTES and _CONTROL(title) is None
 
 
 def is_open_id(conversation: str) -> bool:

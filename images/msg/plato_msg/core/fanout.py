@@ -1,6 +1,7 @@
 """Decisions → frames and who gets them. One shared Push encoding per message for every device of every member; the sending
 device gets a Receipt instead, found by (user, device_id), since its connection may have changed. A guest's device knows no
-Receipt: it gets the Push, and nothing on a refusal.
+Receipt: it gets the Push, and nothing on a refusal. An operation is stored otherwise than it was sent, so its sending device
+gets the Push too, in front of the Receipt. A record without a device (0) came from no connection: no Receipt.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from plato.topology.record import Topology
 from plato.wire.v1 import client_pb2 as wire
 
 from plato_msg.core.batch import Decision
+from plato_msg.core.operations import is_operation
 
 MAX_SESSION_ID = (1 << 64) - 1
+NOWHERE = Route(0, 0)
 
 
 @dataclass(slots=True)
@@ -42,11 +45,10 @@ def users(decisions: Iterable[Decision]) -> list[str]:
     """Everybody whose routes the fan-out needs, each once."""
     found: dict[str, None] = {}
     for d in decisions:
-        if d.uplink.change is not None:
-            continue
         if d.outcome.seq and not d.repeated:
             found.update(dict.fromkeys(d.members))
-        found[d.uplink.from_user] = None
+        if d.uplink.device_id:
+            found[d.uplink.from_user] = None
     return list(found)
 
 
@@ -68,9 +70,9 @@ def parts(
 
     for d in decisions:
         u, outcome = d.uplink, d.outcome
-        if u.change is not None:
-            continue
-        push = Payload(push_frame(d), u.trace_id) if outcome.seq and (u.guest or not d.repeated) else None
+        push = None
+        if outcome.seq and (not d.repeated or u.guest or d.row is not None):
+            push = Payload(push_frame(d), u.trace_id)
         if push is not None and not d.repeated:
             for user, joined_seq in d.members.items():
                 if joined_seq >= outcome.seq:
@@ -79,13 +81,13 @@ def parts(
                     sender = user == u.from_user and device_id == u.device_id
                     if route.conn_id and (u.guest or not sender):
                         add(push, route.conn_id, (user, device_id))
-        route = routes.get(u.from_user, {}).get(u.device_id, Route(0, 0))
+        route = routes.get(u.from_user, {}).get(u.device_id, NOWHERE) if u.device_id else NOWHERE
         if not route.conn_id:
             continue
+        if push is not None and (d.repeated if u.guest else is_operation(u.msg_type)):
+            add(push, route.conn_id, (u.from_user, u.device_id))
         if not u.guest:
             add(Payload(receipt_frame(d), u.trace_id), route.conn_id, (u.from_user, u.device_id))
-        elif push is not None and d.repeated:
-            add(push, route.conn_id, (u.from_user, u.device_id))
     return done
 
 
@@ -95,15 +97,17 @@ def push_frame(d: Decision) -> bytes:
     push = wire.PushMsg(
         MsgID=d.outcome.msg_id,
         SessionID=session_id(u.conversation_id),
-        Content=u.body,
+        Content=d.body,
         conversation_id=u.conversation_id,
         seq=d.outcome.seq,
         prev_seq=d.outcome.prev_seq,
         from_user=u.from_user,
-        msg_type=u.msg_type,
+        msg_type=d.msg_type,
         client_msg_id=u.client_msg_id,
         server_at_ms=d.outcome.server_at_ms,
         trace_id=u.trace_id,
+        changed_seq=d.row.changed_seq if d.row is not None else 0,
+        recalled=d.row is not None and d.row.recalled,
     )
     return wire.MsgCmd(Type=wire.PUSH, Payload=push.SerializeToString()).SerializeToString()
 

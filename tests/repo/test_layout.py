@@ -44,7 +44,7 @@ ADDRESSED = (
 LONGEST_FILE_LINES = 600
 LONGER = {  # all transitions of one machine stand in one file
     "images/state/plato_state/core/session.py": 700,
-    "libs/plato/client/core/session.py": 750,
+    "libs/plato/client/core/session.py": 775,
 }
 
 

@@ -22,12 +22,20 @@ Run it with `"$(plato token alice)"` as its argument. examples/echo_bot.py shows
 
 from plato.client.access import TokenProvider
 from plato.client.api import (
+    Change,
     ClientError,
     Conversation,
+    ConversationChanged,
     Delivery,
+    Friend,
+    FriendChanged,
+    FriendStatus,
     Message,
+    MessageChanged,
     OutboxFull,
+    Overflowed,
     Phase,
+    ReadBy,
     Receipt,
     Refused,
     State,
@@ -35,20 +43,36 @@ from plato.client.api import (
     StoreError,
     StoreForeign,
     StoreInUse,
+    Typing,
 )
 from plato.client.client import Client
+from plato.client.content import Attachment, MsgType, Operation, Quote, Rich, Role
 from plato.client.sent import Sent
 
 __all__ = [
+    "Attachment",
+    "Change",
     "Client",
     "ClientError",
     "Conversation",
+    "ConversationChanged",
     "Delivery",
+    "Friend",
+    "FriendChanged",
+    "FriendStatus",
     "Message",
+    "MessageChanged",
+    "MsgType",
+    "Operation",
     "OutboxFull",
+    "Overflowed",
     "Phase",
+    "Quote",
+    "ReadBy",
     "Receipt",
     "Refused",
+    "Rich",
+    "Role",
     "Sent",
     "State",
     "Stopped",
@@ -56,4 +80,5 @@ __all__ = [
     "StoreForeign",
     "StoreInUse",
     "TokenProvider",
+    "Typing",
 ]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from plato.client.content import QUOTE_CHARACTERS, Operation, Quote, Rich, operation_of, rich_of, text_of
 from plato.core.codes import text
 
 
@@ -100,7 +101,9 @@ class Delivery(Enum):
 class Message:
     """One message. seq, prev_seq, msg_id and server_at_ms (Unix ms, for display only) are 0 before it is STORED.
 
-    client_msg_id: 16 bytes. code: why it was refused, else 0. mine: sent by this user, from whichever device.
+    client_msg_id: 16 bytes. code: why it was refused, else 0. mine: sent by this user, from whichever device. msg_type and
+    body are those of now; changed_seq: the seq of the newest operation that changed them, 0 if none did. recalled: it stays,
+    its body is gone. hidden: this user deleted it for themselves.
     """
 
     conversation_id: str
@@ -115,11 +118,33 @@ class Message:
     mine: bool
     delivery: Delivery = Delivery.STORED
     code: int = 0
+    changed_seq: int = 0
+    recalled: bool = False
+    hidden: bool = False
 
     @property
     def text(self) -> str:
-        """The body as text; bytes that are no UTF-8 are shown as U+FFFD."""
-        return self.body.decode("utf-8", "replace")
+        """The body as text; of a rich message its text, of an operation nothing. What is no UTF-8 is shown as U+FFFD."""
+        return text_of(self.msg_type, self.body)
+
+    @property
+    def rich(self) -> Rich | None:
+        """The reply, attachments and mentions of a message of MsgType.RICH."""
+        return rich_of(self.msg_type, self.body)
+
+    @property
+    def operation(self) -> Operation | None:
+        """How this message changed its conversation; None: it is an ordinary one, or newer than this client."""
+        return operation_of(self.msg_type, self.body)
+
+    @property
+    def edited(self) -> bool:
+        """Whether its body is not the first one."""
+        return bool(self.changed_seq) and not self.recalled
+
+    def quote(self) -> Quote:
+        """This message as the `reply` of another one."""
+        return Quote(self.msg_id, self.seq, self.from_user, self.text[:QUOTE_CHARACTERS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +162,11 @@ class Conversation:
     """One conversation as this device knows it.
 
     peer: a dialogue's other user, "" when unknown. cursor: every message up to this seq is in the store.
-    newest_seq: the greatest seq heard of. unsettled: messages in the outbox.
+    newest_seq: the greatest seq heard of. unsettled: messages in the outbox. title, members (how many), left (no member
+    any more): a group's. The rest is the same on all devices of this user, as soon as they heard of it: read_seq, unread
+    (own messages and operations never are), pinned_at_ms (0: not; the latest stands first), muted_until_ms (0: not),
+    peer_read_seq (a dialogue's other user has read up to here), cleared_seq (deleted from the list: what stands up to here
+    is hidden).
     """
 
     conversation_id: str
@@ -145,3 +174,82 @@ class Conversation:
     cursor: int
     newest_seq: int
     unsettled: int
+    title: str = ""
+    members: int = 0
+    left: bool = False
+    read_seq: int = 0
+    unread: int = 0
+    pinned_at_ms: int = 0
+    muted_until_ms: int = 0
+    peer_read_seq: int = 0
+    cleared_seq: int = 0
+
+
+class FriendStatus(Enum):
+    """What another user is to this one."""
+
+    NONE = 0  # was removed, refused or withdrawn
+    ASKED = 1  # this user asked
+    WAITING = 2  # the other one asks this user
+    FRIENDS = 3
+    BLOCKED = 4  # by this user
+
+
+@dataclass(frozen=True, slots=True)
+class Friend:
+    """Another user, and the words of the request."""
+
+    user: str
+    status: FriendStatus
+    words: str = ""
+
+
+# ── what changed; `Client.changes()` ─────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class MessageChanged:
+    """A message that is older than this was edited, recalled, or hidden by this user; `Client.message()` shows it."""
+
+    conversation_id: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationChanged:
+    """Anything of `Conversation` that is no message: title, members, own or the peer's read position, pin, mute, …"""
+
+    conversation_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBy:
+    """Another member has read up to here. Told at most once; not told at all to who is offline."""
+
+    conversation_id: str
+    user: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Typing:
+    """Another member writes, or stopped to."""
+
+    conversation_id: str
+    user: str
+    stopped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FriendChanged:
+    """A request came, was answered, or somebody was removed or blocked."""
+
+    friend: Friend
+
+
+@dataclass(frozen=True, slots=True)
+class Overflowed:
+    """The reader was too slow, what came before is lost: look at everything anew."""
+
+
+Change = MessageChanged | ConversationChanged | ReadBy | Typing | FriendChanged | Overflowed

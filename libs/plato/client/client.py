@@ -24,8 +24,6 @@ from typing import Any, Final, Literal
 from plato.client.access import Access, TokenProvider, subject
 from plato.client.api import (
     ClientError,
-    Conversation,
-    Delivery,
     Message,
     Phase,
     Refused,
@@ -33,11 +31,12 @@ from plato.client.api import (
     Stopped,
     StoreForeign,
 )
+from plato.client.content import MsgType, Rich, is_operation
 from plato.client.core.model import (
     Accepted,
     Effects,
-    Entry,
     HistoryPage,
+    Notice,
     RefusedMessage,
     Row,
     Settled,
@@ -47,9 +46,11 @@ from plato.client.core.model import (
 from plato.client.core.session import Machine
 from plato.client.linkpair import LinkPair
 from plato.client.links import TlsOptions, parse
+from plato.client.operations import Operations
 from plato.client.sent import Handles, Sent
 from plato.client.store import Store
 from plato.client.stream import MessageStream
+from plato.client.views import Views
 from plato.client.ways import Ways
 from plato.client.writer import Writer
 from plato.core.codes import Code
@@ -63,7 +64,7 @@ DELIVERED_S: Final = 0.5
 _log = logging.getLogger("plato.client")
 
 
-class Client:
+class Client(Views, Operations):
     """One device of one user; use it as `async with Client(…) as client:`.
 
     It connects in the background and is usable at once, also offline: what is sent waits in the durable outbox. It comes
@@ -98,6 +99,7 @@ class Client:
         each. tls: the certificates that are trusted, for gateways that speak TLS (`ssl.create_default_context()`);
         tls_name: the name in theirs, since lists name gateways by address. Raises ValueError.
         """
+        super().__init__()
         if isinstance(gateways, str):
             raise ValueError(f"gateways {gateways!r}: a list of addresses, not one")
         for address in gateways:
@@ -119,8 +121,6 @@ class Client:
         self._tls = TlsOptions(tls, tls_name) if tls is not None else None
         self._platform = platform
         self._network = network
-        self._store: Store
-        self._machine: Machine
         self._writer: Writer
         self._loop: asyncio.AbstractEventLoop
         self._entered = False
@@ -271,44 +271,56 @@ class Client:
 
     async def send(
         self,
-        body: bytes | str,
+        body: bytes | str | Rich,
         *,
         to: str | None = None,
         conversation_id: str | None = None,
-        msg_type: int = 0,
+        msg_type: int | None = None,
         client_msg_id: uuid.UUID | None = None,
     ) -> Sent:
         """Puts a message into the durable outbox and returns when it is there; it is sent whenever there is a connection.
 
-        to: the other user of a dialogue; or conversation_id. msg_type: the application's own, 0 to 2^32 - 1.
+        body: text, a rich message, or bytes of the application's own. to: the other user of a dialogue; or conversation_id.
+        msg_type: the application's own, 0 to 2^32 - 1 (1,000 to 1,999 are operations, which have calls of their own).
         Messages of one conversation keep the order of their `send` calls. A cancelled call may have sent.
 
         client_msg_id: the message's idempotency key, by default a random one. The same key again in the same conversation,
         also after a restart, sends nothing and returns the first message's handle, whatever the body is now.
         Raises ValueError, Refused (the body is larger than the platform takes), OutboxFull, Stopped.
         """
-        data = body.encode() if isinstance(body, str) else bytes(body)
+        if isinstance(body, Rich):
+            if msg_type not in (None, MsgType.RICH):
+                raise ValueError(f"msg_type {msg_type}: a rich message has its own")
+            msg_type, data = MsgType.RICH, body.encode()
+        else:
+            msg_type, data = msg_type or 0, body.encode() if isinstance(body, str) else bytes(body)
         if (to is None) == (conversation_id is None):
             raise ValueError("name either `to` or `conversation_id`")
-        if not 0 <= msg_type < 1 << 32:
-            raise ValueError(f"msg_type {msg_type}: 0 to 2^32 - 1")
+        if not 0 <= msg_type < 1 << 32 or is_operation(msg_type):
+            raise ValueError(f"msg_type {msg_type}: 0 to 2^32 - 1, without 1,000 to 1,999")
         if to is not None:
             if not is_user_id(to):
                 raise ValueError(f"to {to!r}: 1 to 64 bytes of UTF-8 without control characters")
             conversation_id = dialogue_id(await self._who(), to)
         assert conversation_id is not None
+        return await self._post(conversation_id, msg_type, data, to or "", client_msg_id)
+
+    async def _post(
+        self, conversation_id: str, msg_type: int, body: bytes, to: str = "", key: uuid.UUID | None = None
+    ) -> Sent:
+        """Into the durable outbox. Raises ValueError, Refused, OutboxFull, Stopped."""
         if not is_conversation_id(conversation_id):
             raise ValueError(f"conversation_id {conversation_id!r}: 1 to 64 bytes of UTF-8 without control characters")
         limit = self._machine.timing.max_body_bytes
-        if len(data) > limit:
-            raise Refused(Code.BODY_TOO_LARGE, f"{len(data)} bytes, limit {limit}")
+        if len(body) > limit:
+            raise Refused(Code.BODY_TOO_LARGE, f"{len(body)} bytes, limit {limit}")
         self._check_open()
-        key = (client_msg_id or uuid.uuid4()).bytes
-        sent = self._handles.before(conversation_id, self.user, key, self._store) if client_msg_id is not None else None
+        name = (key or uuid.uuid4()).bytes
+        sent = self._handles.before(conversation_id, self.user, name, self._store) if key is not None else None
         if sent is None:
-            sent = self._handles.add(self._machine.send(conversation_id, key, to or "", msg_type, data))
+            sent = self._handles.add(self._machine.send(conversation_id, name, to, int(msg_type), body))
             self._poke()
-        await self._handles.durable(key)
+        await self._handles.durable(name)
         return sent
 
     def messages(self) -> AsyncIterator[Message]:
@@ -325,7 +337,7 @@ class Client:
         return self._stream
 
     async def history(self, conversation_id: str, before: int | None = None, limit: int = 50) -> list[Message]:
-        """At most `limit` (1 to 500) messages with seq < before (None: the newest), by rising seq.
+        """At most `limit` (1 to 500) messages with seq < before (None: the newest), by rising seq; without hidden ones.
 
         From the store; what it does not have yet is asked from the platform, if there is a connection.
         """
@@ -341,35 +353,8 @@ class Client:
             if ref is not None:
                 rows = await self._page(ref)
                 if rows is not None:
-                    return [self._message(row) for row in rows]
+                    return [self._message(row) for row in self._store.shown(rows)]
         return [self._message(row) for row in self._store.history(conversation_id, before, limit)]
-
-    def conversations(self) -> list[Conversation]:
-        """Every conversation that this device knows, in no order."""
-        self._check_open(stopped_too=False)
-        return [
-            Conversation(
-                t.conversation_id,
-                t.peer,
-                max(t.cursor, 0),
-                max(t.newest_seq, t.cursor, 0),
-                len(self._machine.unsettled(t.conversation_id)),
-            )
-            for t in self._machine.threads()
-        ]
-
-    def unsettled(self, conversation_id: str) -> list[Message]:
-        """Own messages of this device that have no place yet, in order: queued or accepted."""
-        self._check_open(stopped_too=False)
-        return [
-            self._own(entry, Delivery.ACCEPTED if entry.accepted else Delivery.QUEUED)
-            for entry in self._machine.unsettled(conversation_id)
-        ]
-
-    def refused(self, conversation_id: str) -> list[Message]:
-        """Own messages of this device that were refused for good, oldest first; the newest 1,000 of all are kept."""
-        self._check_open(stopped_too=False)
-        return [self._own(entry, Delivery.REFUSED, code) for entry, code in self._store.refused(conversation_id)]
 
     async def logout(self) -> None:
         """Ends the session on the platform and stops. Without a connection within 5 s the session is only forgotten here;
@@ -454,7 +439,7 @@ class Client:
             self._rows_came.set()
         self._pace_reading()
 
-    def _tell(self, notice: Accepted | Settled | RefusedMessage | HistoryPage | StateChanged) -> None:
+    def _tell(self, notice: Notice) -> None:
         match notice:
             case StateChanged():
                 self._state = notice.state
@@ -466,8 +451,10 @@ class Client:
                 page = self._pages.pop(notice.ref, None)
                 if page is not None and not page.done():
                     page.set_result(notice.rows)
-            case _:
+            case Accepted() | Settled() | RefusedMessage():
                 self._handles.tell(notice)
+            case _:
+                self._tell_change(notice)
 
     def _wake_all(self, error: ClientError) -> None:
         """The client stopped: nobody waits for ever. What is in the outbox stays there for the next start."""
@@ -477,6 +464,7 @@ class Client:
                 page.set_result(None)
         self._pages.clear()
         self._rows_came.set()
+        self._end_changes(None if self._by_us or self._state.code is None else self._stopped())
 
     # ── tokens, the list ─────────────────────────────────────────────────────────────────────────────────
 
@@ -526,7 +514,7 @@ class Client:
             if self._by_us or self._state.code is None:
                 raise StopAsyncIteration
             raise self._stopped()
-        return [(number, self._message(row)) for number, row in page]
+        return [(number, self._message(row, hidden)) for number, row, hidden in page]
 
     async def _rows_come(self) -> None:
         await self._rows_came.wait()
@@ -555,36 +543,6 @@ class Client:
         finally:
             self._pages.pop(ref, None)
             self._machine.forget_history(ref)
-
-    def _message(self, row: Row) -> Message:
-        return Message(
-            row.conversation_id,
-            row.seq,
-            row.prev_seq,
-            row.msg_id,
-            row.from_user,
-            row.msg_type,
-            row.body,
-            row.client_msg_id,
-            row.server_at_ms,
-            row.from_user == self._machine.user,
-        )
-
-    def _own(self, entry: Entry, delivery: Delivery, code: int = 0) -> Message:
-        return Message(
-            entry.conversation_id,
-            0,
-            0,
-            0,
-            self._machine.user or "",
-            entry.msg_type,
-            entry.body,
-            entry.client_msg_id,
-            0,
-            True,
-            delivery,
-            code,
-        )
 
     def _check_open(self, stopped_too: bool = True) -> None:
         if not self._entered or self._closed:

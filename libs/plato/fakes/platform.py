@@ -14,6 +14,7 @@ from typing import Final
 
 from plato.core.codes import Code
 from plato.core.conversations import dialogue_id, is_open_id
+from plato.fakes.platform_product import OPERATIONS, Conversation, UserState, operate
 from plato.wire.v1 import client_pb2 as pb
 
 REFUSED_BODY: Final = b"refuse this"
@@ -52,16 +53,6 @@ class _Record:
     up: pb.UPMsg
 
 
-@dataclass(slots=True)
-class Conversation:
-    """Members and rows, seq 1 first; a row's place is its seq unless numbers were skipped."""
-
-    members: set[str] = field(default_factory=set)
-    rows: list[pb.PushMsg] = field(default_factory=list)
-    last_seq: int = 0
-    outcomes: dict[tuple[str, bytes], pb.ReceiptMsg] = field(default_factory=dict)
-
-
 class Platform:
     """Feed it with `open`, `frame`, `close`; take what it sends from `out`: (conn_id, payload), None closes."""
 
@@ -90,6 +81,7 @@ class Platform:
         self._verify = verify
         self._page_rows = page_rows
         self._page_conversations = page_conversations
+        self.users: dict[str, UserState] = {}
         self._conns: dict[int, _Conn] = {}
         self._sessions: dict[int, _Session] = {}
         self._routes: dict[tuple[str, int], tuple[int, int]] = {}  # (user, device_id) → (conn_id, gen)
@@ -132,6 +124,10 @@ class Platform:
                 self._up(conn_id, conn, pb.UPMsg.FromString(cmd.Payload))
             case pb.PULL:
                 self._pull(conn_id, conn, pb.PullMsg.FromString(cmd.Payload))
+            case pb.READ:
+                self._read(conn_id, conn, pb.ReadMsg.FromString(cmd.Payload))
+            case pb.TYPING:
+                self._typing(conn, pb.TypingMsg.FromString(cmd.Payload))
             case pb.LOGOUT:
                 self._logout(conn_id, conn)
             case _:
@@ -254,19 +250,26 @@ class Platform:
         cursors = {c.conversation_id: c.seq for c in sync.cursors}
         low, high = sync.after_id.encode(), sync.upto_id.encode()
         mine = sorted(
-            (i for i, c in self.conversations.items() if user in c.members and i.encode() > low),
+            (i for i, c in self.conversations.items() if c.range_of(user) and i.encode() > low),
             key=lambda i: i.encode(),
         )
         mine = [i for i in mine if not high or i.encode() <= high]
-        newer = [i for i in mine if self.conversations[i].last_seq > cursors.get(i, -1)]
+        ranges = {i: self.conversations[i].range_of(user) or (0, 0) for i in mine}
+        newer = [i for i in mine if ranges[i][1] > cursors.get(i, -1)]
         for conversation_id in newer[: self._page_conversations]:
             conversation = self.conversations[conversation_id]
             others = sorted(conversation.members - {user})
             page.items.add(
                 conversation_id=conversation_id,
-                newest_seq=conversation.last_seq,
-                peer=others[0] if others and not is_open_id(conversation_id) else "",
+                newest_seq=ranges[conversation_id][1],
+                first_cursor=ranges[conversation_id][0],
+                peer=others[0] if others and conversation_id.startswith("d:") else "",
+                title=conversation.title,
+                members=len(conversation.members) if conversation_id.startswith("g:") else 0,
+                left=user not in conversation.members,
             )
+        if sync.want_state:
+            page.state.CopyFrom(self.user(user).newer(sync.state_version, self._page_conversations))
         page.more = len(newer) > self._page_conversations
         page.covered_id = page.items[-1].conversation_id if page.more else sync.upto_id
         return page
@@ -329,8 +332,18 @@ class Platform:
             conversation.members.add(user)
         elif not conversation.members and record.conversation_id == dialogue_id(user, record.to_user):
             conversation.members |= {user, record.to_user}
-        if user not in conversation.members:
+        body, told = up.UPMsgBody, set(conversation.members)
+        if up.msg_type in OPERATIONS:
+            seq = conversation.last_seq + 1 + self.skip_seqs
+            done = operate(conversation, record.conversation_id, user, up, seq)
+            if isinstance(done, Code):
+                receipt.code = done
+            else:
+                body, told = done.body, told | conversation.members
+        elif user not in conversation.members:
             receipt.code = Code.NOT_A_MEMBER
+        if receipt.code:
+            pass
         elif up.UPMsgBody == REFUSED_BODY:
             receipt.code = Code.NOT_STORABLE
         else:
@@ -340,7 +353,7 @@ class Platform:
             receipt.seq, receipt.prev_seq, conversation.last_seq = seq, conversation.last_seq, seq
             row = pb.PushMsg(
                 MsgID=receipt.msg_id,
-                Content=up.UPMsgBody,
+                Content=body,
                 conversation_id=record.conversation_id,
                 seq=seq,
                 prev_seq=receipt.prev_seq,
@@ -353,7 +366,7 @@ class Platform:
             for (member, device_id), (conn_id, _) in self._routes.items():
                 sender = (member, device_id) == (user, record.device_id)
                 conn = self._conns.get(conn_id)
-                if member in conversation.members and not sender and conn is not None and conn.committed:
+                if member in told and not sender and conn is not None and conn.committed:
                     self._numbered(conn_id, conn, pb.PUSH, row.SerializeToString())
         self._receipt(record, receipt)
 
@@ -367,22 +380,67 @@ class Platform:
         assert conn.session is not None
         page = pb.PulledMsg(ref=pull.ref, conversation_id=pull.conversation_id)
         conversation = self.conversations.get(pull.conversation_id)
-        if conversation is None or conn.session.user not in conversation.members:
+        allowed = conversation.range_of(conn.session.user) if conversation is not None else None
+        if conversation is None or allowed is None:
             page.code = Code.NOT_A_MEMBER
         else:
             low = max(1, pull.from_seq)
-            high = min(pull.to_seq or conversation.last_seq, conversation.last_seq)
+            high = min(pull.to_seq or allowed[1], allowed[1])
             limit = min(pull.limit or 100, self._page_rows)
-            rows = [row for row in conversation.rows if low <= row.seq <= high]
+            rows = [row for row in conversation.rows if max(low, allowed[0] + 1) <= row.seq <= high]
             cut = rows[-limit:] if pull.newest_first else rows[:limit]
             page.rows.extend(cut)
-            page.newest_seq = conversation.last_seq
+            page.newest_seq = allowed[1]
             page.covered_from, page.covered_to = low, high
             if len(cut) < len(rows) and pull.newest_first:
                 page.covered_from = cut[0].prev_seq + 1
             elif len(cut) < len(rows):
                 page.covered_to = cut[-1].seq
         self._send(conn_id, pb.PULLED, page.SerializeToString())
+
+    # ── what a user's devices share ──────────────────────────────────────────────────────────────────────
+
+    def user(self, user: str) -> UserState:
+        """What a user's devices share; what is changed there by hand goes out by `tell_state`."""
+        return self.users.setdefault(user, UserState())
+
+    def tell_state(self, user: str, state: pb.StateMsg | None) -> None:
+        """A change of that goes to the user's devices."""
+        for conn_id in self.live(user) if state is not None else ():
+            self._numbered(conn_id, self._conns[conn_id], pb.STATE, state.SerializeToString())  # type: ignore[union-attr]
+
+    def _read(self, conn_id: int, conn: _Conn, read: pb.ReadMsg) -> None:
+        assert conn.session is not None
+        user = conn.session.user
+        ack = pb.ACKMsg(Type=pb.READ, ref=read.ref)
+        conversation = self.conversations.get(read.conversation_id)
+        allowed = conversation.range_of(user) if conversation is not None else None
+        if self.msg_away:
+            ack.Code = Code.UNAVAILABLE
+        elif conversation is None or allowed is None:
+            ack.Code = Code.NOT_A_MEMBER
+        else:
+            seq = min(read.seq, allowed[1])
+            changed = self.user(user).change(read.conversation_id, read_seq=seq)
+            self.tell_state(user, changed)
+            ack.expected = self.user(user).of(read.conversation_id).read_seq
+            for other in conversation.members - {user} if changed is not None else ():
+                if read.conversation_id.startswith("d:"):
+                    self.tell_state(other, self.user(other).change(read.conversation_id, peer_read_seq=ack.expected))
+                told = pb.ReadMsg(conversation_id=read.conversation_id, seq=ack.expected, user=user)
+                for conn_of_other in self.live(other):
+                    self._send(conn_of_other, pb.READ, told.SerializeToString())
+        self._send(conn_id, pb.ACK, ack.SerializeToString())
+
+    def _typing(self, conn: _Conn, typing: pb.TypingMsg) -> None:
+        assert conn.session is not None
+        conversation = self.conversations.get(typing.conversation_id)
+        if conversation is None or conn.session.user not in conversation.members:
+            return
+        typing.user = conn.session.user
+        for other in conversation.members - {conn.session.user}:
+            for conn_id in self.live(other):
+                self._send(conn_id, pb.TYPING, typing.SerializeToString())
 
     # ── frames ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -485,7 +485,7 @@ def test_a_store_gives_back_what_was_written(tmp_path: Path) -> None:
         outbox=(entries[2],),
     )
     assert store.delivered() == 1
-    assert [(n, r.seq) for n, r in store.after(0, 10)] == [(1, 1), (2, 2), (3, 3)]
+    assert [(n, r.seq) for n, r, _ in store.after(0, 10)] == [(1, 1), (2, 2), (3, 3)]
     assert store.history(C, None, 2) == [row(2, body=b"\x00"), row(3)]
     assert store.history(C, 2, 5) == [row(1)]
     assert store.refused(C) == [(dataclasses.replace(entries[1], to_user=""), 426)]

@@ -16,13 +16,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plato.client import Phase
+from plato.client import MsgType, Phase, Role
+from plato.client.content import Operation, is_operation
 from plato.client.core.model import Effects, Row, Writes
 from plato.client.core.session import Machine
 from plato.client.store import Store
 from plato.core.codes import Code
-from plato.core.conversations import dialogue_id
+from plato.core.conversations import dialogue_id, group_id
 from plato.fakes.platform import REFUSED_BODY, Platform
+from plato.fakes.platform_product import Conversation
 from plato.wire.v1 import client_pb2 as pb
 
 FAST = Path("/dev/shm")
@@ -65,6 +67,11 @@ class Device:
         self.net = self.second = None
         self.machine.start(self.world.now_ms)
         self.round()
+
+    def rows(self, conversation_id: str) -> list[Row]:
+        """All that the store holds of a conversation, hidden or not, by seq."""
+        found = [row for _, row, _ in self.store.after(0, 100_000) if row.conversation_id == conversation_id]
+        return sorted(found, key=lambda row: row.seq)
 
     def round(self, crash: str = "") -> None:
         """Takes the effects and acts, as the edge does; a crash comes before or after they are durable."""
@@ -163,7 +170,7 @@ class Device:
 
     def show(self, crash: bool = False) -> None:
         """The application takes what is there, a few at a time."""
-        for number, row in self.store.after(self.taken, 3):
+        for number, row, _ in self.store.after(self.taken, 3):
             self.shown.append(row)
             self.taken = number
         self.store.apply(Writes(delivered=self.taken))
@@ -196,6 +203,79 @@ class World:
         key = self.count.to_bytes(16, "big")
         device.machine.send(conversation_id, key, to, 0, body or b"%d" % self.count)
         device.round(crash)
+
+    def group(self, n: int) -> None:
+        """One more group, of everybody or of two."""
+        device = self.devices[n]
+        if device.machine.state.phase is Phase.STOPPED:
+            return
+        self.count += 1
+        key = self.count.to_bytes(16, "big")
+        others = tuple(self.chance.sample(["alice", "bob", "carol"], self.chance.randint(1, 3)))
+        body = Operation(MsgType.GROUP_CREATE, title=f"group {self.count}", users=others).encode()
+        device.machine.send(group_id(device.user, key), key, "", MsgType.GROUP_CREATE, body)
+        device.round()
+
+    def operate(self, n: int, what: str, crash: str = "") -> None:
+        """An operation on something that this device knows, allowed or not."""
+        device = self.devices[n]
+        known = [t for t in device.machine.threads() if t.cursor > 0 or t.conversation_id.startswith("g:")]
+        if device.machine.state.phase is Phase.STOPPED or not known:
+            return
+        conversation_id = self.chance.choice(known).conversation_id
+        users = (self.chance.choice(["alice", "bob", "carol"]),)
+        rows = device.rows(conversation_id)
+        row = self.chance.choice(rows) if rows else None
+        self.count += 1
+        operation: Operation | None = None
+        match what:
+            case "say" if conversation_id.startswith("g:"):
+                device.machine.send(
+                    conversation_id, self.count.to_bytes(16, "big"), "", 0, b"%d to the group" % self.count
+                )
+            case "recall" if row is not None:
+                operation = Operation(MsgType.RECALL, msg_id=row.msg_id)
+            case "edit" if row is not None:
+                operation = Operation(MsgType.EDIT, msg_id=row.msg_id, body=b"edited by %d" % self.count)
+            case "add":
+                operation = Operation(MsgType.GROUP_ADD, users=users)
+            case "remove":
+                operation = Operation(MsgType.GROUP_REMOVE, users=users)
+            case "leave":
+                operation = Operation(MsgType.GROUP_LEAVE)
+            case "rename":
+                operation = Operation(MsgType.GROUP_RENAME, title=f"title {self.count}")
+            case "role":
+                operation = Operation(MsgType.GROUP_ROLE, users=users, role=self.chance.choice(list(Role)))
+            case "read":
+                device.machine.read(conversation_id, self.chance.randint(1, 20))
+            case "typing":
+                device.machine.typing(conversation_id, self.chance.random() < 0.5, self.now_ms)
+        if operation is not None:
+            key = self.count.to_bytes(16, "big")
+            device.machine.send(conversation_id, key, "", operation.kind, operation.encode())
+        device.round(crash)
+
+    def arrange(self, n: int, what: str) -> None:
+        """A change of what a user's devices share that is made elsewhere, over HTTP."""
+        user = self.devices[n].user
+        mine = [i for i, c in self.platform.conversations.items() if c.range_of(user)]
+        if not mine:
+            return
+        self.count += 1
+        conversation_id = self.chance.choice(sorted(mine))
+        state, last = self.platform.user(user), self.platform.conversations[conversation_id].last_seq
+        match what:
+            case "pin":
+                told = state.change(conversation_id, pinned_at_ms=self.count)
+            case "clear":
+                told = state.change(conversation_id, cleared_seq=self.chance.randint(0, last))
+            case "hide":
+                told = state.hide(conversation_id, self.chance.randint(1, max(1, last)))
+            case _:
+                told = state.befriend(pb.FriendState(user="dora", status=pb.FriendState.FRIENDS, words=what))
+        self.platform.tell_state(user, told)
+        self.carry()
 
     def carry(self) -> None:
         """What the platform sent reaches the connections' queues."""
@@ -256,11 +336,14 @@ class World:
         for device in self.devices:
             if device.machine.state.phase is not Phase.ONLINE or device.machine.deadline_ms() is None:
                 return False
+            shared = device.machine.shared
+            if shared.version != self.platform.user(device.user).version or shared.deadline_ms() is not None:
+                return False
             for conversation_id, conversation in self.platform.conversations.items():
-                if device.user in conversation.members:
-                    thread = device.machine.thread(conversation_id)
-                    if conversation.last_seq and (thread is None or thread.cursor < conversation.last_seq):
-                        return False
+                thread = device.machine.thread(conversation_id)
+                allowed = conversation.range_of(device.user) or (0, 0)
+                if allowed[1] and (thread is None or thread.cursor < allowed[1]):
+                    return False
                 if device.machine.unsettled(conversation_id):
                     return False
             if any(device.machine.unsettled(t.conversation_id) for t in device.machine.threads()):
@@ -273,13 +356,22 @@ class World:
             while device.store.after(device.taken, 1):
                 device.show()
             for conversation_id, conversation in self.platform.conversations.items():
-                if device.user not in conversation.members:
+                allowed = conversation.range_of(device.user)
+                stored = device.rows(conversation_id)
+                if allowed is None:
+                    assert stored == []
                     continue
-                want = [(r.seq, r.MsgID, r.Content, r.from_user) for r in conversation.rows]
-                stored = device.store.history(conversation_id, None, 10_000)
-                assert [(r.seq, r.msg_id, r.body, r.from_user) for r in stored] == want
+                # Who was in before may hold what they saw then; their other devices may not. Who left hears of no later
+                # operation, yet pulls rows as they are now.
+                later = {r.seq for r in conversation.rows if r.changed_seq > allowed[1]}
+                want = [_seen(r) for r in conversation.rows if allowed[0] < r.seq <= allowed[1]]
+                have = [_held(r) for r in stored if allowed[0] < r.seq <= allowed[1]]
+                assert [w[:2] for w in want] == [h[:2] for h in have]
+                assert [w for w in want if w[0] not in later] == [h for h in have if h[0] not in later]
                 shown = [r for r in device.shown if r.conversation_id == conversation_id]
                 assert [r.seq for r in shown] == [r.seq for r in stored]
+                self.check_group(device, conversation_id, conversation)
+            self.check_shared(device)
             assert not device.store._load().outbox
             # Each sent message has one row, in the order of sending; the refused ones have none.
             for conversation_id in {c for c, _ in device.sent}:
@@ -288,12 +380,64 @@ class World:
                 rows = self.platform.conversations[conversation_id].rows
                 assert [r.client_msg_id for r in rows if r.client_msg_id in mine] == sent
 
+    def check_group(self, device: Device, conversation_id: str, conversation: Conversation) -> None:
+        """Title, who left, and, for who saw all of it, who is in and what they are."""
+        if not conversation_id.startswith("g:") or not conversation.last_seq:
+            return
+        thread = device.machine.thread(conversation_id)
+        assert thread is not None
+        assert thread.left is (device.user not in conversation.members)
+        if not thread.left:
+            assert thread.title == conversation.title
+            if conversation.joined[device.user] == 0:
+                roles = {user: conversation.roles.get(user, 0) for user in conversation.members}
+                assert device.store.members(conversation_id) == roles
 
+    def check_shared(self, device: Device) -> None:
+        """What the user's devices share, in memory and on the disk, and what follows from it."""
+        state = self.platform.user(device.user)
+        kept = {s.conversation_id: s for s in device.store._load().shared}
+        assert device.store._load().state_version == state.version
+        for conversation_id, (_, told) in state.conversations.items():
+            mine = device.machine.shared.of(conversation_id)
+            assert mine == kept[conversation_id]
+            assert mine.wanted_seq == 0
+            for name in ("read_seq", "pinned_at_ms", "muted_until_ms", "peer_read_seq", "cleared_seq"):
+                assert getattr(mine, name) == getattr(told, name), name
+        assert {f.user: f.words for f in device.store.friends()} == {u: f.words for u, (_, f) in state.friends.items()}
+        hidden = {(r.conversation_id, r.seq) for _, r, gone in device.store.after(0, 100_000) if gone}
+        for _, row, _ in device.store.after(0, 100_000):
+            place = row.conversation_id, row.seq
+            assert (place in hidden) is (place in state.hidden or row.seq <= state.of(row.conversation_id).cleared_seq)
+        for conversation_id in self.platform.conversations:
+            read_seq = device.machine.shared.of(conversation_id).position
+            unread = [
+                row
+                for row in device.rows(conversation_id)
+                if row.seq > read_seq and row.from_user != device.user and not is_operation(row.msg_type)
+                if not row.recalled and (conversation_id, row.seq) not in hidden
+            ]
+            assert device.store.unread(conversation_id, device.user, read_seq) == len(unread)
+
+
+def _seen(row: pb.PushMsg) -> tuple[object, ...]:
+    return row.seq, row.MsgID, row.Content, row.from_user, row.msg_type, row.changed_seq, row.recalled
+
+
+def _held(row: Row) -> tuple[object, ...]:
+    return row.seq, row.msg_id, row.body, row.from_user, row.msg_type, row.changed_seq, row.recalled
+
+
+OPERATIONS = ["say", "say", "recall", "edit", "add", "remove", "leave", "rename", "role", "read", "typing"]
+ARRANGED = ["pin", "clear", "hide", "friend"]
 N = st.integers(0, 3)
 STEPS = st.one_of(
     st.tuples(
         st.just("send"), N, st.sampled_from(["alice", "bob", "carol"]), st.sampled_from(["", "", "", "before", "after"])
     ),
+    st.tuples(st.just("group"), N),
+    st.tuples(st.just("operate"), N, st.sampled_from(OPERATIONS), st.sampled_from(["", "", "", "before", "after"])),
+    st.tuples(st.just("arrange"), N, st.sampled_from(ARRANGED)),
     st.tuples(st.just("refused"), N, st.sampled_from(["alice", "bob"])),
     st.tuples(st.sampled_from(["up", "up", "up", "drop_up"]), N),
     st.tuples(st.sampled_from(["down", "down", "down", "drop_down", "double_down", "swap_down"]), N),
@@ -315,6 +459,12 @@ def step(world: World, what: tuple[str, ...]) -> None:
     match name:
         case "send":
             world.send(n, rest[1], crash=rest[2])
+        case "group":
+            world.group(n)
+        case "operate":
+            world.operate(n, rest[1], rest[2])
+        case "arrange":
+            world.arrange(n, rest[1])
         case "refused":
             world.send(n, rest[1], REFUSED_BODY)
         case "up":
@@ -420,8 +570,15 @@ def test_long_histories(seed: int) -> None:
         try:
             for _ in range(1_500):
                 n = chance.randrange(4)
-                if chance.random() < 0.2:
+                roll = chance.random()
+                if roll < 0.12:
                     world.send(n, chance.choice(["alice", "bob", "carol"]))
+                elif roll < 0.13:
+                    world.group(n)
+                elif roll < 0.2:
+                    world.operate(n, chance.choice(OPERATIONS))
+                elif roll < 0.21:
+                    world.arrange(n, chance.choice(ARRANGED))
                 else:
                     step(world, (chance.choice(names), n))  # type: ignore[arg-type]  # as the strategy's tuples
             world.settle()

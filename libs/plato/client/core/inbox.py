@@ -29,6 +29,10 @@ class Thread:
     cursor: int = UNPLACED
     newest_seq: int = 0
     early: dict[int, Row] = field(default_factory=dict)  # by prev_seq
+    title: str = ""  # these four: of a group, as of group_seq
+    members: int = 0
+    left: bool = False
+    group_seq: int = 0
 
     @property
     def placed(self) -> bool:

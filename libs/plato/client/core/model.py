@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from plato.client.api import State
+from plato.client.api import ConversationChanged, Friend, FriendChanged, MessageChanged, ReadBy, State, Typing
 
 UNPLACED: Final = -1
 """Cursor of a conversation whose first cursor no Sync has told yet."""
@@ -17,7 +17,8 @@ UNPLACED: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One stored message, as the platform numbered it. server_at_ms: Unix ms, for display only."""
+    """One stored message, as the platform numbered it. server_at_ms: Unix ms, for display only. msg_type and body are those
+    that the operation at changed_seq left (0: none changed them)."""
 
     conversation_id: str
     seq: int
@@ -28,6 +29,35 @@ class Row:
     body: bytes
     client_msg_id: bytes
     server_at_ms: int
+    changed_seq: int = 0
+    recalled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """What an operation makes of an older row. Of all that is known of a row, what has the greatest changed_seq holds.
+
+    seq: the row's place as the operation names it, 0 if it does not. msg_type: None, it stays as it is."""
+
+    conversation_id: str
+    msg_id: int
+    seq: int
+    changed_seq: int
+    recalled: bool
+    msg_type: int | None
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Somebody's place in a group from `seq` on; role None: none. added: who is in already keeps the role. A new owner takes
+    the place of the one before, who becomes an administrator."""
+
+    conversation_id: str
+    user: str
+    seq: int
+    role: int | None
+    added: bool = False
 
 
 @dataclass(slots=True)
@@ -45,13 +75,37 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A conversation as the store keeps it: cursor (or UNPLACED), the newest seq heard of, the next client_id (from 1)."""
+    """A conversation as the store keeps it: cursor (or UNPLACED), the newest seq heard of, the next client_id (from 1); of a
+    group what holds as of group_seq."""
 
     conversation_id: str
     peer: str
     cursor: int
     newest_seq: int
     next_client_id: int
+    title: str = ""
+    members: int = 0
+    left: bool = False
+    group_seq: int = 0
+
+
+@dataclass(slots=True)
+class Shared:
+    """Of one conversation, what this user's devices share. wanted_seq: read here up to there, and the platform does not know
+    it yet; else 0."""
+
+    conversation_id: str
+    read_seq: int = 0
+    wanted_seq: int = 0
+    pinned_at_ms: int = 0
+    muted_until_ms: int = 0
+    peer_read_seq: int = 0
+    cleared_seq: int = 0
+
+    @property
+    def position(self) -> int:
+        """Up to where this user has read, as this device shows it."""
+        return max(self.read_seq, self.wanted_seq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +141,8 @@ class Snapshot:
     places: tuple[Place, ...] = ()
     outbox: tuple[Entry, ...] = ()  # by (conversation_id, client_id)
     learnt: tuple[Learnt, ...] = ()  # the network used last at the end
+    state_version: int = 0
+    shared: tuple[Shared, ...] = ()
 
 
 @dataclass(slots=True)
@@ -94,17 +150,20 @@ class Writes:
     """One transaction. Later values of a key replace earlier ones; rows and entries keep their order."""
 
     rows: list[Row] = field(default_factory=list)
+    revisions: list[Revision] = field(default_factory=list)  # after the rows
+    memberships: list[Membership] = field(default_factory=list)
     places: dict[str, Place] = field(default_factory=dict)
     queued: dict[bytes, Entry] = field(default_factory=dict)  # by client_msg_id
     unqueued: list[Entry] = field(default_factory=list)  # settled: they leave the outbox
     refused: list[tuple[Entry, int]] = field(default_factory=list)  # and stay in sight, with their code
     meta: dict[str, str] = field(default_factory=dict)  # "" deletes
     delivered: int = 0  # local number of the last row that the application has taken
+    shared: dict[str, Shared] = field(default_factory=dict)  # by conversation
+    hidden: dict[tuple[str, int], None] = field(default_factory=dict)  # (conversation, seq)
+    friends: dict[str, Friend] = field(default_factory=dict)  # by user
 
     def __bool__(self) -> bool:
-        return bool(
-            self.rows or self.places or self.queued or self.unqueued or self.refused or self.meta or self.delivered
-        )
+        return any(getattr(self, name) for name in self.__slots__)
 
     def join(self, later: Writes) -> None:
         """Takes in what comes after, so that both are one transaction."""
@@ -115,6 +174,11 @@ class Writes:
         self.refused += later.refused
         self.meta |= later.meta
         self.delivered = max(self.delivered, later.delivered)
+        self.revisions += later.revisions
+        self.memberships += later.memberships
+        self.shared |= later.shared
+        self.hidden |= later.hidden
+        self.friends |= later.friends
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +221,8 @@ class StateChanged:
     state: State
 
 
-Notice = Accepted | Settled | RefusedMessage | HistoryPage | StateChanged
+News = MessageChanged | ConversationChanged | ReadBy | Typing | FriendChanged
+Notice = Accepted | Settled | RefusedMessage | HistoryPage | StateChanged | News
 
 
 @dataclass(slots=True)

@@ -36,6 +36,7 @@ from plato.client.core.moving import Move, Outcome, polls, ways
 from plato.client.core.moving import Step as MoveStep
 from plato.client.core.race import Race
 from plato.client.core.repeats import Chance, Request, Timing
+from plato.client.core.shared import SharedState
 from plato.client.core.steps import LINKED, PHASES, Step
 from plato.client.core.traffic import Traffic
 from plato.core.codes import Action, Code, action
@@ -51,7 +52,7 @@ VERSION: Final = "plato-python/1"
 CONNECTION_STOP_MAX: Final = 419
 """STOP codes up to this one concern the connection, those above it a message or a request."""
 _TOKEN_CODES: Final = frozenset({Code.TOKEN_EXPIRED, Code.TOKEN_NOT_YET_VALID, Code.TOKEN_INVALID, Code.GUESTS_OFF})
-_NUMBERED: Final = frozenset({pb.PUSH, pb.NOTIFY, pb.RECEIPT})
+_NUMBERED: Final = frozenset({pb.PUSH, pb.NOTIFY, pb.RECEIPT, pb.STATE})
 
 
 class Machine:
@@ -268,6 +269,7 @@ class Machine:
             moments.append(self._move.deadline_ms())
         if self._step is Step.LIVE and not self._first_gone:
             moments += [self._traffic.outbox.deadline_ms(), self._traffic.spread_ms(), self._beat_ms]
+            moments.append(self._traffic.shared.deadline_ms())
         return min((m for m in moments if m is not None), default=None)
 
     def send(self, conversation_id: str, client_msg_id: bytes, to_user: str, msg_type: int, body: bytes) -> Entry:
@@ -275,6 +277,22 @@ class Machine:
         if self._step is Step.STOPPED:
             raise Stopped(self._code, self._detail)
         return self._traffic.send(conversation_id, client_msg_id, to_user, msg_type, body)
+
+    @property
+    def shared(self) -> SharedState:
+        """What this user's devices share."""
+        return self._traffic.shared
+
+    def read(self, conversation_id: str, seq: int) -> None:
+        """The user has read up to here, or to the end of what is stored, on this device."""
+        thread = self.thread(conversation_id)
+        if thread is not None:
+            self.shared.read(conversation_id, min(seq, thread.cursor), self._out)
+
+    def typing(self, conversation_id: str, stopped: bool, now_ms: int) -> None:
+        """The user writes, or stopped to; without a connection nobody is told."""
+        if self._step is Step.LIVE:
+            self.shared.write(conversation_id, stopped, now_ms, self._out)
 
     def history(self, conversation_id: str, before: int | None, limit: int, now_ms: int) -> int | None:
         """Asks for the newest rows below `before`; the answer is a HistoryPage of the ref returned. None: not now."""
@@ -624,6 +642,8 @@ class Machine:
                 self._synced(pb.SyncedMsg.FromString(cmd.Payload), now_ms)
             case pb.PULLED:
                 self._pulled(pb.PulledMsg.FromString(cmd.Payload), now_ms)
+            case pb.STATE | pb.READ | pb.TYPING:
+                self._traffic.told(cmd.Type, cmd.Payload, now_ms)
             case pb.REDIRECT:
                 self._redirected(pb.RedirectMsg.FromString(cmd.Payload), now_ms)
             case pb.KICK:
@@ -640,6 +660,9 @@ class Machine:
                     self._traffic.resync(now_ms)
                 else:
                     self._ended(ack.Code, now_ms)
+            return
+        if ack.Type == pb.READ:
+            self._traffic.shared.answered(ack, now_ms, self._out)
             return
         request = self._requests.find(ack.Type, ack.ref)
         if request is None:

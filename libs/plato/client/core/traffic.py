@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from plato.client.core import wire
+from plato.client.api import ConversationChanged, MessageChanged
+from plato.client.content import is_operation
+from plato.client.core import groups, wire
 from plato.client.core.inbox import Inbox, Thread
 from plato.client.core.model import (
     Accepted,
@@ -29,6 +31,7 @@ from plato.client.core.model import (
 from plato.client.core.numbers import Arrival, PushLine
 from plato.client.core.outbox import Outbox, Verdict
 from plato.client.core.repeats import Chance, Request, Requests, Timing
+from plato.client.core.shared import SharedState
 from plato.client.core.syncwalk import SyncWalk
 from plato.core.codes import Action, action
 from plato.core.conversations import dialogue_id
@@ -58,7 +61,20 @@ class Traffic:
         self.user = snapshot.user
         self._chance = chance
         self.requests = Requests(timing, chance)
-        self.inbox = Inbox(Thread(p.conversation_id, p.peer, p.cursor, p.newest_seq) for p in snapshot.places)
+        self.inbox = Inbox(
+            Thread(
+                p.conversation_id,
+                p.peer,
+                p.cursor,
+                p.newest_seq,
+                title=p.title,
+                members=p.members,
+                left=p.left,
+                group_seq=p.group_seq,
+            )
+            for p in snapshot.places
+        )
+        self.shared = SharedState(snapshot.state_version, snapshot.shared, timing, chance)
         numbers = {p.conversation_id: p.next_client_id for p in snapshot.places}
         self.outbox = Outbox(snapshot.outbox, numbers, timing, chance)
         self.live = False
@@ -73,6 +89,7 @@ class Traffic:
         self._histories: dict[int, None] = {}  # refs
         self._ref = 0
         self._dirty: dict[str, None] = {}  # conversations whose Place is to be written
+        self._placed: dict[bytes, pb.ReceiptMsg] = {}  # own operations with a place whose rows are still to be pulled
 
     # ── the life of a connection ─────────────────────────────────────────────────────────────────────────
 
@@ -89,7 +106,8 @@ class Traffic:
     def first_sync(self) -> FirstSync:
         """The Sync that is to commit another connection while this one goes on."""
         walk, ref = SyncWalk(), self._next_ref()
-        return FirstSync(walk, ref, wire.sync(ref, *walk.ask(self.inbox.cursors())))
+        self.shared.wanted = True
+        return FirstSync(walk, ref, wire.sync(ref, *walk.ask(self.inbox.cursors()), self.shared.ask(ref)))
 
     def go_over(self, sync: FirstSync, run: int, push_no: int, now_ms: int) -> None:
         """`sync` was answered on another connection, with these numbers (0: not told): everything goes on there. What was
@@ -114,6 +132,7 @@ class Traffic:
         self._histories.clear()
         self._pulls.clear()
         self._later.clear()
+        self.shared.end()
         self._walk = None
         self._walk_again = self._walk_heals = False
         self._line = PushLine()
@@ -128,6 +147,7 @@ class Traffic:
             stored = self._line.acknowledgement()
             if stored is not None:
                 self.out.frames.append(wire.push_ack(*stored))
+        self._ref += self.shared.flush(self.live, self._ref + 1, now_ms, self.out)
         for conversation_id in self._dirty:
             self.out.writes.places[conversation_id] = self._place(conversation_id)
         self._dirty.clear()
@@ -176,6 +196,19 @@ class Traffic:
         if self._histories.pop(ref, 0) is None:
             self.requests.done(pb.PULL, ref)
 
+    def told(self, kind: pb.CmdType.ValueType, payload: bytes, now_ms: int) -> None:
+        """READ, TYPING or STATE."""
+        if kind == pb.STATE:
+            if not self.shared.stated(pb.StateMsg.FromString(payload), self.out):
+                self._line.sync_due()
+                self.resync(now_ms)
+        elif kind == pb.READ:
+            read = pb.ReadMsg.FromString(payload)
+            dialogue = bool(self.user) and read.conversation_id == dialogue_id(self.user or "", read.user)
+            self.shared.read_by(read, self.user, dialogue, self.out)
+        else:
+            self.shared.typing(pb.TypingMsg.FromString(payload), self.out)
+
     # ── uplink ───────────────────────────────────────────────────────────────────────────────────────────
 
     def up_answered(self, ack: pb.ACKMsg, now_ms: int) -> bool:
@@ -208,6 +241,16 @@ class Traffic:
                 self.inbox.hint(thread, min(receipt.seq, wire.MAX_SEQ))
                 self._touched(thread, numbered, now_ms)
             return
+        if is_operation(entry.msg_type):
+            # The platform adds to what we sent; every device is to hold the same, so its row is pulled.
+            self._placed[entry.client_msg_id] = receipt
+            thread = self.inbox.get(entry.conversation_id)
+            if not receipt.prev_seq:
+                self._read(self.inbox.place(thread, 0))
+            self.inbox.hint(thread, min(receipt.seq, wire.MAX_SEQ))
+            self._settle_placed(thread)
+            self._touched(thread, numbered, now_ms)
+            return
         push = pb.PushMsg(
             MsgID=receipt.msg_id,
             Content=entry.body,
@@ -227,8 +270,22 @@ class Traffic:
         if entry is None or entry.conversation_id != row.conversation_id or row.from_user != (self.user or ""):
             return
         self.outbox.settle(row.client_msg_id)
+        self._placed.pop(row.client_msg_id, None)
         self.out.writes.unqueued.append(entry)
         self.out.notices.append(Settled(row.conversation_id, row.client_msg_id, row.msg_id, row.seq))
+
+    def _settle_placed(self, thread: Thread, unread: bool = False) -> None:
+        """Own operations whose rows will not come are settled by their receipts: they stand where this device has read, yet
+        may not look (it was no member in between), or, `unread`, nothing may be read any more."""
+        for entry in self.outbox.entries(thread.conversation_id) if self._placed else ():
+            receipt = self._placed.get(entry.client_msg_id)
+            if receipt is not None and (unread or receipt.seq <= thread.cursor):
+                del self._placed[entry.client_msg_id]
+                self.outbox.settle(entry.client_msg_id)
+                self.out.writes.unqueued.append(entry)
+                self.out.notices.append(
+                    Settled(entry.conversation_id, entry.client_msg_id, receipt.msg_id, receipt.seq)
+                )
 
     def _refuse(self, entry: Entry, code: int) -> None:
         self.outbox.settle(entry.client_msg_id)
@@ -272,6 +329,19 @@ class Traffic:
         for row in rows:
             self.out.writes.rows.append(row)
             self._dirty[row.conversation_id] = None
+            if is_operation(row.msg_type):
+                self._operate(row)
+
+    def _operate(self, row: Row) -> None:
+        """An operation became readable: what it changes is changed in the same transaction."""
+        revision = groups.revision_of(row)
+        if revision is not None:
+            self.out.writes.revisions.append(revision)
+            self.out.notices.append(MessageChanged(row.conversation_id, revision.seq))
+            return
+        self.out.writes.memberships += groups.memberships_of(row)
+        if groups.operate(self.inbox.get(row.conversation_id), row, self.user):
+            self.out.notices.append(ConversationChanged(row.conversation_id))
 
     def _touched(self, thread: Thread, numbered: bool, now_ms: int, within_ms: int = 0) -> None:
         """After any news of a conversation: is there a gap, and what is to be done about it. within_ms: not at once, but
@@ -319,6 +389,7 @@ class Traffic:
         upto, newest = min(pulled.covered_to, wire.MAX_SEQ), min(pulled.newest_seq, wire.MAX_SEQ)
         readable, moved = self.inbox.page(thread, rows, pulled.covered_from, upto, newest)
         self._read(readable)
+        self._settle_placed(thread)
         self._dirty[thread.conversation_id] = None
         if not moved and request.from_seq == thread.cursor + 1:
             self.requests.later(request, now_ms)  # the gap is there, its rows are not: not yet
@@ -336,7 +407,9 @@ class Traffic:
             self.out.notices.append(HistoryPage(request.ref, None))
             return
         self._pulls.pop(request.subject, None)
-        self.inbox.give_up(self.inbox.get(request.subject))
+        thread = self.inbox.get(request.subject)
+        self._settle_placed(thread, unread=True)
+        self.inbox.give_up(thread)
         self._line.release(request.subject)
         self._dirty[request.subject] = None
 
@@ -355,11 +428,12 @@ class Traffic:
         self._walk = SyncWalk()
         self._walk_unsent = True
         self._walk_again = False
+        self.shared.wanted = True
         self._ask_sync(self._walk, now_ms)
 
     def _ask_sync(self, walk: SyncWalk, now_ms: int) -> None:
         ref = self._next_ref()
-        frame = wire.sync(ref, *walk.ask(self.inbox.cursors()))
+        frame = wire.sync(ref, *walk.ask(self.inbox.cursors()), self.shared.ask(ref))
         self.out.frames.append(self.requests.ask(pb.SYNC, ref, frame, now_ms))
 
     def synced(self, page: pb.SyncedMsg, request: Request, now_ms: int) -> None:
@@ -367,9 +441,12 @@ class Traffic:
         walk = self._walk
         if walk is None:
             return
+        self.shared.synced(page, self.out)
         for item in page.items:
             thread = self.inbox.get(item.conversation_id)
             thread.peer = thread.peer or item.peer
+            if groups.told(thread, item, min(item.newest_seq, wire.MAX_SEQ)):
+                self.out.notices.append(ConversationChanged(item.conversation_id))
             self._read(self.inbox.place(thread, min(item.first_cursor, wire.MAX_SEQ)))
             self.inbox.hint(thread, min(item.newest_seq, wire.MAX_SEQ))
             self._dirty[item.conversation_id] = None
@@ -386,8 +463,8 @@ class Traffic:
 
     def _walk_ended(self, now_ms: int) -> None:
         self._walk = None
-        if self._walk_again:
-            self._walk_heals = True
+        if self._walk_again or self.shared.wanted:  # more of what is shared than a page holds
+            self._walk_heals = self._walk_heals or self._walk_again
             self.start_sync(now_ms)
             return
         for thread in self.inbox.threads():
@@ -406,4 +483,14 @@ class Traffic:
     def _place(self, conversation_id: str) -> Place:
         thread = self.inbox.get(conversation_id)
         number = self.outbox.next_client_id(conversation_id)
-        return Place(conversation_id, thread.peer, thread.cursor, thread.newest_seq, number)
+        return Place(
+            conversation_id,
+            thread.peer,
+            thread.cursor,
+            thread.newest_seq,
+            number,
+            thread.title,
+            thread.members,
+            thread.left,
+            thread.group_seq,
+        )

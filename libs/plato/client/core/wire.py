@@ -65,9 +65,14 @@ def up(entry: Entry, acked: int) -> bytes:
     return _cmd(pb.UP, inner.SerializeToString())
 
 
-def sync(ref: int, after_id: str, upto_id: str, cursors: Iterable[tuple[str, int]]) -> bytes:
-    """One page of Sync; cursors are (conversation_id, cursor), sorted by the ids' UTF-8 bytes."""
+def sync(
+    ref: int, after_id: str, upto_id: str, cursors: Iterable[tuple[str, int]], state_version: int | None = None
+) -> bytes:
+    """One page of Sync; cursors are (conversation_id, cursor), sorted by the ids' UTF-8 bytes. state_version: what the
+    user's devices share is wanted, as far as it is newer than that."""
     inner = pb.SyncMsg(ref=ref, after_id=after_id, upto_id=upto_id)
+    if state_version is not None:
+        inner.want_state, inner.state_version = True, state_version
     for conversation_id, seq in cursors:
         inner.cursors.add(conversation_id=conversation_id, seq=seq)
     return _cmd(pb.SYNC, inner.SerializeToString())
@@ -84,6 +89,16 @@ def pull(ref: int, conversation_id: str, from_seq: int, to_seq: int, limit: int,
         newest_first=newest_first,
     )
     return _cmd(pb.PULL, inner.SerializeToString())
+
+
+def read(ref: int, conversation_id: str, seq: int) -> bytes:
+    """The user has read up to here."""
+    return _cmd(pb.READ, pb.ReadMsg(ref=ref, conversation_id=conversation_id, seq=seq).SerializeToString())
+
+
+def typing(conversation_id: str, stopped: bool) -> bytes:
+    """The user writes, or stopped to."""
+    return _cmd(pb.TYPING, pb.TypingMsg(conversation_id=conversation_id, stopped=stopped).SerializeToString())
 
 
 def logout() -> bytes:
@@ -113,6 +128,8 @@ def row_of(push: pb.PushMsg) -> Row:
         push.Content,
         push.client_msg_id,
         push.server_at_ms,
+        min(push.changed_seq, MAX_SEQ),
+        push.recalled,
     )
 
 

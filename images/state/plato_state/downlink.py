@@ -4,7 +4,8 @@
                            └─ newest frame kept until it is acknowledged ─▸ repeats ─▸ heartbeats carry the numbers
 
 What a stream has no room for is dropped, and that session is in doubt: its run ends, and an empty Notify of the next
-one follows when there is room, at a pace (R4). A notice about a large group that is the session's newest frame and still
+one follows when there is room, at a pace (R4). READ and TYPING are sent once, without a number, and lost where there is no
+room. A notice about a large group that is the session's newest frame and still
 unsent is not followed by the next one but replaced by it. Memory: one frame per connection, shared in a fan-out; `owed`
 holds a conn_id per session in doubt.
 """
@@ -20,7 +21,7 @@ from plato.wire.v1.client_pb2 import NOTIFY
 from plato.wire.v1.suffix import push_suffix
 
 from plato_state import metrics
-from plato_state.core.answers import EMPTY_NOTIFY, LAST_PUBLIC_TYPE, notice_of, type_of
+from plato_state.core.answers import EMPTY_NOTIFY, LAST_PUBLIC_TYPE, UNNUMBERED, notice_of, type_of
 from plato_state.core.pushes import gap_ms
 from plato_state.core.session import Connection, Phase
 from plato_state.shard import Shard, ticks
@@ -101,6 +102,9 @@ class Downlink:
         if pushes is None:
             self._push_guest(connection, frame)
             return
+        if type_of(frame) in UNNUMBERED:
+            self._push_once(connection, frame)
+            return
         if connection.phase is Phase.COMMITTING:
             pushes.skip()
             return
@@ -140,6 +144,11 @@ class Downlink:
                 self._parsed.clear()
             self._parsed[frame] = notice_of(frame)
         return self._parsed[frame]
+
+    def _push_once(self, connection: Connection, frame: bytes) -> None:
+        link = self._shard.stream_of(connection.conn_id)
+        if connection.phase is Phase.LIVE and link is not None and not link.push(connection.conn_id, frame, b""):
+            metrics.DROPPED.labels("signal").inc()
 
     def _push_guest(self, connection: Connection, frame: bytes) -> None:
         guest_pushes = connection.guest_pushes

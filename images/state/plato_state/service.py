@@ -32,6 +32,7 @@ from plato_state.redirect import Redirects
 from plato_state.server import StateService, make_server
 from plato_state.sessions import Sessions
 from plato_state.shard import Shard
+from plato_state.signals import Signals
 from plato_state.timers import Timers
 from plato_state.uplink import Uplink
 
@@ -71,12 +72,15 @@ class StateShard:
             ports.msg,
             ports.topology,
         )
-        self.uplink = Uplink(self.shard, self.downlink, self.sessions, ports.bus, ports.tokens)
+        self.signals = Signals(self.shard, self.downlink, self.sessions, ports.msg)
+        self.uplink = Uplink(self.shard, self.downlink, self.sessions, self.signals, ports.bus, ports.tokens)
         self.uplink.redirect = Redirects(self.shard, self.sessions, ports.topology).handle
         recovery = Recovery(self.shard, self.uplink, self.sessions, self.downlink, ports.sessions, router)
         self.ownership = Ownership(self.shard, settings.process.uid, recovery, ports.sessions, ports.topology)
         self.sessions.suspect = self.ownership.suspect
-        self.timers = Timers(self.shard, self.uplink, self.sessions, self.downlink, self.ownership.tick, self.guard)
+        self.timers = Timers(
+            self.shard, self.uplink, self.sessions, self.downlink, self.ownership.tick, self.guard, self.signals
+        )
         self._service = StateService(self.shard, self.uplink, self.sessions, self.downlink, ports.reservations)
         self._tls = tls
         self._log = logs.get("state")
@@ -114,6 +118,7 @@ class StateShard:
             group.create_task(forever("timers", self.timers.main()), name="timers")
             group.create_task(forever("sessions", self.sessions.main()), name="sessions")
             group.create_task(forever("uplink", self.uplink.main()), name="uplink")
+            group.create_task(forever("signals", self.signals.main()), name="signals")
             group.create_task(forever("ownership", self.ownership.main()), name="ownership")
             group.create_task(forever("server", self._serve()), name="server")
 

@@ -22,6 +22,7 @@ from plato_state.core.wheel import Pacer
 from plato_state.downlink import Downlink
 from plato_state.sessions import Sessions
 from plato_state.shard import TICK_MS, Shard
+from plato_state.signals import Signals
 from plato_state.uplink import Uplink
 
 EXPIRIES_PER_TICK: Final = 200
@@ -39,6 +40,7 @@ class Timers:
         downlink: Downlink,
         on_tick: Callable[[], None],
         guard: Guard,
+        signals: Signals,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shard = shard
@@ -47,6 +49,7 @@ class Timers:
         self._downlink = downlink
         self._on_tick = on_tick
         self._guard = guard
+        self._signals = signals
         self._clock = clock
         self._pacer = Pacer(TICK_MS / 1000)
 
@@ -77,6 +80,7 @@ class Timers:
                 self._sessions.run(connection, actions)
         self._uplink.pend()
         self._sessions.pend()
+        self._signals.pend()
         self._downlink.repeat()
         self._downlink.pay()
         self._on_tick()

@@ -36,8 +36,10 @@ from plato.wire.v1.client_pb2 import (
     LOGIN,
     LOGOUT,
     PULL,
+    READ,
     RECONN,
     SYNC,
+    TYPING,
     UP,
     ACKMsg,
     CmdType,
@@ -62,6 +64,7 @@ from plato_state.core.uplinks import Append, Busy, Expected, Joined, Stage, Tick
 from plato_state.downlink import Downlink
 from plato_state.sessions import Sessions
 from plato_state.shard import Shard, pending_ticks
+from plato_state.signals import Signals
 from plato_state.stream import SEND, SEND_AND_CLOSE, LinkStream, u32_column, u64_column
 
 OPENED: Final = 1
@@ -89,7 +92,13 @@ class Uplink:
     """Handles LinkBatches. `main()` is the loop that appends."""
 
     def __init__(
-        self, shard: Shard, downlink: Downlink, sessions: Sessions, bus: BusProducer, tokens: TokenVerifier
+        self,
+        shard: Shard,
+        downlink: Downlink,
+        sessions: Sessions,
+        signals: Signals,
+        bus: BusProducer,
+        tokens: TokenVerifier,
     ) -> None:
         self._shard = shard
         self._downlink = downlink
@@ -113,6 +122,8 @@ class Uplink:
             UP: self._up,
             SYNC: self._sync,
             PULL: self._pull,
+            READ: signals.read,
+            TYPING: signals.type,
             LOGOUT: self._logout,
         }
         sessions.replay = self.frames

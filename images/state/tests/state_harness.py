@@ -326,6 +326,9 @@ class Received:
             pb.RECEIPT: pb.ReceiptMsg,
             pb.KICK: pb.KickMsg,
             pb.ERROR: pb.ErrorMsg,
+            pb.READ: pb.ReadMsg,
+            pb.TYPING: pb.TypingMsg,
+            pb.STATE: pb.StateMsg,
         }
         self.kind = self.command.Type
         self.message: Any = kinds[self.kind].FromString(self.command.Payload)

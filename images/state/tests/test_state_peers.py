@@ -21,6 +21,7 @@ from plato_state.core.session import Phase
 from plato_state.downlink import Downlink
 from plato_state.sessions import Sessions
 from plato_state.shard import Shard, Slot
+from plato_state.signals import Signals
 from plato_state.stream import LinkStream, column_bytes, u32_column, u64_column
 from plato_state.uplink import Uplink
 from state_harness import (
@@ -185,7 +186,8 @@ def quiet_uplink() -> tuple[Shard, Uplink, LinkStream]:
         shard, downlink, world.session_store, Router(world.routes), world.shards, world.msg, world.topology
     )
     sessions._background.start = lambda work: work.close()  # type: ignore[method-assign]  # nothing runs in the background
-    uplink = Uplink(shard, downlink, sessions, FakeBus(4), FakeTokens())
+    signals = Signals(shard, downlink, sessions, world.msg)
+    uplink = Uplink(shard, downlink, sessions, signals, FakeBus(4), FakeTokens())
     link = shard.links[7] = LinkStream(state_pb2.LinkHello(gateway="g", worker_id=7, workers=1))
     return shard, uplink, link
 

@@ -390,7 +390,9 @@ def test_what_a_heartbeats_look_at_the_route_means() -> None:
     assert one(c.route_checked(None), s.RestoreRoute).seen is None
     assert one(c.route_checked(Route(OLD, 4)), s.RestoreRoute).seen == Route(OLD, 4), "the store went back"
     assert code(one(c.route_checked(Route(4711, 6)), s.Close).frame) == Code.REPLACED
-    assert code(one(live(Route(OLD, 4)).route_checked(Route(0, 6)), s.Close).frame) == Code.REPLACED
+    kicked = live(Route(OLD, 4))
+    assert code(one(kicked.route_checked(Route(0, 6)), s.Close).frame) == Code.KICKED, "nobody took its place"
+    assert code(one(kicked.out_of_place(UP), s.Close).frame) == Code.KICKED
     assert code(one(live(Route(OLD, 4)).route_checked(Route(4711, 5)), s.Close).frame) == Code.REPLACED
 
 

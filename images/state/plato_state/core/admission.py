@@ -1,6 +1,6 @@
 """Which new uplinks are let in: what one connection and one user may send, and what the parts behind bear.
 
-    per connection, per user   token buckets; past them TOO_FAST
+    per connection, per user   token buckets; past them TOO_FAST; what a connection has read is a bucket of its own
     the way to the bus         an adaptive limiter over uplinks that wait for the bus's answer; past it BUSY
     the way through msg        the same over uplinks that the bus has and whose receipt did not come by yet: what the bus
                                takes and nobody works off would only grow old there
@@ -56,6 +56,7 @@ class Admission:
     ) -> None:
         self._connections: Buckets[int] = Buckets(connection_per_s, connection_per_s * BURST_S)
         self._users: Buckets[str] = Buckets(user_per_s, user_per_s * BURST_S)
+        self._signals: Buckets[int] = Buckets(connection_per_s, connection_per_s * BURST_S)
         self.bus = Limiter(bus_calm_ms, floor)
         self.msg = Limiter(receipt_calm_ms, floor)
         self.reads = Limiter(READ_CALM_MS, floor)
@@ -94,6 +95,13 @@ class Admission:
         self._connections.charge(conn_id, now_ms)
         self._users.charge(user, now_ms)
         self.bus.begin(now_ms)
+
+    def signal(self, conn_id: int, now_ms: int) -> int:
+        """A READ: 0, and it is let in; else how long to wait."""
+        wait_ms = self._signals.wait_ms(conn_id, now_ms)
+        if not wait_ms:
+            self._signals.charge(conn_id, now_ms)
+        return wait_ms
 
     def read(self, now_ms: int) -> int:
         """A Sync or Pull: 0, and it is let in (`reads.done` when it ended); else how long to wait."""

@@ -15,9 +15,11 @@ from plato.wire.v1.client_pb2 import (
     KICK,
     NOTIFY,
     PULLED,
+    READ,
     REDIRECT,
     SYNC,
     SYNCED,
+    TYPING,
     UP,
     ACKMsg,
     CmdType,
@@ -36,6 +38,8 @@ Kind: TypeAlias = "CmdType.ValueType"
 
 LAST_PUBLIC_TYPE = 5
 """Types above are Plato's own and never go to a guest."""
+UNNUMBERED = frozenset((READ, TYPING))
+"""Frames of msg that carry no (run, push_no): sent once to who is live, never kept, never repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,16 @@ def up_ack(
         client_msg_id=client_msg_id,
         expected=expected,
         retry_ms=retry_ms,
+    )
+    if code:
+        message.Msg = text(code)
+    return frame(ACK, message.SerializeToString())
+
+
+def read_ack(code: int, conn_id: int, ref: int, conversation: str, seq: int, retry_ms: int = 0) -> bytes:
+    """The answer to a READ. seq: the position that stands."""
+    message = ACKMsg(
+        Code=code, Type=READ, ConnID=conn_id, ref=ref, conversation_id=conversation, expected=seq, retry_ms=retry_ms
     )
     if code:
         message.Msg = text(code)

@@ -143,10 +143,12 @@ class Connection:
         "named_only",
         "phase",
         "pushes",
+        "replaced_by",
         "replaced_early",
         "requests",
         "session",
         "socket",
+        "typed",
         "unsure",
         "uplinks",
         "verified",
@@ -174,6 +176,10 @@ class Connection:
         """True: a commit's outcome is unknown."""
         self.replaced_early: Code | None = None
         """A newer commit was told before our own commit's outcome was."""
+        self.replaced_by = Code.REPLACED
+        """REPLACED: why it was, as a client that still speaks here is told."""
+        self.typed: dict[str, tuple[int, bool]] | None = None
+        """{conversation: (tick, stopped)} of the last TYPING let in; written by the edge that counts ticks. None: none."""
         self.requests = 0
         """Syncs and pulls under way at msg."""
         self.uplinks: Uplinks | None = None
@@ -236,7 +242,7 @@ class Connection:
         if self.phase is Phase.LIVE:
             return [Arm(self.silence_ms)]
         if self.phase is Phase.REPLACED:
-            return [Close(answers.kick(Code.REPLACED))]
+            return [Close(answers.kick(self.replaced_by))]
         return []
 
     def closed(self) -> list[Action]:
@@ -470,11 +476,11 @@ class Connection:
         if route.conn_id == self.conn_id:
             return []
         if route.gen >= session.gen:
-            return self.replaced(Code.REPLACED)
+            return self.replaced(Code.REPLACED if route.conn_id else Code.KICKED)
         return [RestoreRoute(session, route)]
 
     def replaced(self, code: Code) -> list[Action]:
-        """A newer commit of this device stands."""
+        """A newer commit of this device stands, or its session was ended from outside (KICKED): the route says so."""
         if self.phase is Phase.COMMITTING:
             self.replaced_early = code
             return []
@@ -485,6 +491,7 @@ class Connection:
             out.append(self._kicked(code))
         self.socket = False
         self.phase = Phase.REPLACED
+        self.replaced_by = code
         self._rest()
         return [*out, Arm(self._rules.resume_window_ms)]
 
@@ -626,6 +633,7 @@ class Connection:
     def _rest(self) -> None:
         """Nothing is sent or ordered any more: give the memory back."""
         self.uplinks = self.pushes = self.guest_pushes = None
+        self.typed = None
         self.doubtful = False
 
     def _wait(self) -> list[Action]:
@@ -657,7 +665,7 @@ class Connection:
     def _not_here(self) -> list[Action]:
         """The answer to any frame in a phase that has no socket any more; [] where frames are right."""
         if self.phase is Phase.REPLACED:
-            return [self._kicked(Code.REPLACED)]
+            return [self._kicked(self.replaced_by)]
         if self.phase is Phase.WAITING:
             return [Close(self._error(Code.HEARTBEAT_TIMEOUT, HEARTBEAT))]
         if self.phase is Phase.ENDED:

@@ -10,7 +10,7 @@ last_seq, taken first, misses nothing. Who left reads up to the leave. Rows that
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Final
+from typing import Final, Protocol
 
 from plato.core.codes import Code, text
 from plato.core.conversations import is_conversation_id
@@ -32,6 +32,13 @@ _ITEM_BYTES: Final = 312
 """What an item of Synced takes at most: two ids of 64 bytes, a title of 128, numbers, tags."""
 
 
+class StateReader(Protocol):
+    """What a user's devices share (plato_msg.userstate.UserStates)."""
+
+    async def since(self, user: str, version: int) -> wire.StateMsg:
+        """What changed after `version`, at most half a frame. Raises Unavailable."""
+
+
 class History:
     """Answers Sync and Pull for one user at a time. Raises Unavailable; refusals are codes in the answers."""
 
@@ -40,6 +47,8 @@ class History:
         self._store = store
         self._hot = HotConversations(store, hot_pulls_per_s)
         self._page_bytes = max_frame_bytes - FRAME_ROOM_BYTES
+        self.states: StateReader | None = None
+        """What users' devices share, for a Sync that wants it; set by service."""
 
     async def sync(self, user: str, sync: wire.SyncMsg) -> wire.SyncedMsg:
         """One page of the conversations that are newer than the client's cursors."""
@@ -47,13 +56,19 @@ class History:
         if code != Code.OK:
             metrics.READS.labels("sync", code.name.lower()).inc()
             return wire.SyncedMsg(ref=sync.ref, code=code, msg=text(code))
-        limit = min(sync.limit or PAGE, MAX_PAGE, self._page_bytes // _ITEM_BYTES)
+        wanted = self.states if sync.want_state else None
+        page_bytes = self._page_bytes if wanted is None else self._page_bytes // 2
+        limit = min(sync.limit or PAGE, MAX_PAGE, page_bytes // _ITEM_BYTES)
         cursors = {c.conversation_id: min(c.seq, MAX_ID) for c in sync.cursors}
         found = await self._store.conversations(user, sync.after_id, sync.upto_id, cursors, limit + 1)
         page, more = found[:limit], len(found) > limit
         metrics.READS.labels("sync", "ok").inc()
+        state = None
+        if wanted is not None:
+            state = await wanted.since(user, sync.state_version)
         return wire.SyncedMsg(
             ref=sync.ref,
+            state=state,
             items=[
                 wire.SyncedItem(
                     conversation_id=listed.conversation_id,

@@ -112,8 +112,10 @@ class MsgService:
             self.downlink,
             routes,
             push_members_max=options.push_members_max,
+            max_frame_bytes=options.max_frame_bytes,
             sources=[friends],
         )
+        self.history.states = self.states
         self.friends = Friends(friends, self.states, friends_only=options.rules.friends_only)
         self.ids: MsgIds | None = None
         """None before the topology named us."""

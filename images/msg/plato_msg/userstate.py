@@ -54,7 +54,7 @@ from plato_msg.downlink import Downlink, RouteReader
 from plato_msg.lists_pg import COUNTS, Item, Page, PgLists
 from plato_msg.store_pg import Database
 from plato_msg.telling import Teller
-from plato_msg.userstate_pg import ENTRIES, Access, Change, Key, PgUserStates, Read, Source
+from plato_msg.userstate_pg import ENTRIES, ENTRY_BYTES, Access, Change, Key, PgUserStates, Read, Source
 
 MERGE_S: Final = 0.02
 BATCH: Final = 1_000
@@ -67,8 +67,8 @@ TOLD: Final = 20_000
 """Rows that this process knows to be told: what asks for no change is told again only where it is not among them."""
 ROUTES: Final = 500
 SINCE_MAX: Final = 500
-SINCE_BYTES: Final = 32_768
-HIDE_MAX: Final = 100
+FRAME_ROOM_BYTES: Final = 1_024
+"""Kept free in a frame for what is no entry."""
 LIST_MAX: Final = 100
 READERS_MAX: Final = 500
 TYPERS: Final = 200
@@ -113,11 +113,14 @@ class UserStates:
         routes: RouteReader,
         *,
         push_members_max: int,
+        max_frame_bytes: int = 65_536,
         sources: Sequence[Source] = (),
         merge_s: float = MERGE_S,
     ) -> None:
         """push_members_max: in larger conversations nobody is told who types."""
-        self._store = PgUserStates(database)
+        self._state_bytes = (max_frame_bytes - FRAME_ROOM_BYTES) // 2
+        self._entries = min(ENTRIES, self._state_bytes // ENTRY_BYTES - 1)
+        self._store = PgUserStates(database, self._entries)
         self._lists = PgLists(database)
         self._routes = routes
         self._downlink = downlink
@@ -168,7 +171,7 @@ class UserStates:
 
     async def hide(self, user: str, conversation_id: str, seqs: Sequence[int]) -> Stands:
         """Deletes messages for this user only."""
-        if not 1 <= len(seqs) <= HIDE_MAX or any(not 1 <= seq <= MAX_ID for seq in seqs):
+        if not 1 <= len(seqs) <= self._entries or any(not 1 <= seq <= MAX_ID for seq in seqs):
             return Stands(Code.BAD_RANGE)
         hidden = set(seqs)
         return await self._change(
@@ -187,14 +190,11 @@ class UserStates:
 
     # ── reads ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def since(
-        self, user: str, version: int, limit: int = SINCE_MAX, limit_bytes: int = SINCE_BYTES
-    ) -> wire.StateMsg:
+    async def since(self, user: str, version: int, limit: int = SINCE_MAX) -> wire.StateMsg:
         """What holds and changed after `version`: ask again with the answer's version while there is `more`. A version that
-        this user never had is answered as 0."""
-        return await self._store.since(
-            user, min(version, MAX_ID), min(max(limit, ENTRIES + 1), SINCE_MAX), limit_bytes, self._sources
-        )
+        this user never had is answered as 0. It fits into half a frame."""
+        limit = min(max(limit, self._entries + 1), SINCE_MAX)
+        return await self._store.since(user, min(version, MAX_ID), limit, self._state_bytes, self._sources)
 
     async def conversations(self, user: str, cursor: str = "", limit: int = 50) -> Page | None:
         """A page of the list: pinned ones first, the latest pin first, then by the newest message."""

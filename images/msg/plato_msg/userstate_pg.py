@@ -5,8 +5,8 @@
                so transactions cannot deadlock, and the order of a user's versions is that of commits
     write()    the rows, each with its version
 
-A version holds at most ENTRIES entries, so that an answer can always end between two versions: a user with more of them in
-one transaction gets several versions. Memory: what the caller hands in.
+A version holds at most ENTRIES entries, and fits into half a frame, so that an answer can always end between two versions: a
+user with more of them in one transaction gets several versions. Memory: what the caller hands in.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from plato.wire.v1 import client_pb2 as wire
 from plato_msg.store_pg import Connection, Database
 
 ENTRIES: Final = 100
+ENTRY_BYTES: Final = 128
+"""What an entry takes in a frame at most: an id of 64 bytes, five numbers, tags."""
 AUTHOR_ROWS: Final = 100
 """How far back authors are looked for in what was newly read."""
 AUTHORS: Final = 20
@@ -165,8 +167,10 @@ async def raise_versions(connection: Connection, counts: Mapping[str, int]) -> d
 class PgUserStates:
     """Rows of what users' devices share. Every method raises Unavailable."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, entries: int = ENTRIES) -> None:
+        """entries: at most so many in a version; one more where it deletes messages."""
         self._database = database
+        self._entries = entries
 
     async def access(self, keys: Collection[Key]) -> dict[Key, Access]:
         """What is readable, by (user, conversation_id); strangers to a conversation are absent."""
@@ -176,7 +180,7 @@ class PgUserStates:
     async def write(self, changes: Mapping[Key, Change]) -> tuple[dict[str, list[wire.StateMsg]], list[Read]]:
         """Writes changes that were judged by what `access` said; one transaction. {user: STATEs, in order}, and which own
         read positions rose, as told by rows that are locked."""
-        plan = _versions(changes)
+        plan = _versions(changes, self._entries)
         if not plan:
             return {}, []
         async with self._database.connection() as connection, connection.transaction():
@@ -286,7 +290,7 @@ def fill(
             state.friends.append(entry)
 
 
-def _versions(changes: Mapping[Key, Change]) -> dict[str, list[list[Key]]]:
+def _versions(changes: Mapping[Key, Change], entries: int) -> dict[str, list[list[Key]]]:
     """Per user: the conversations that change, as one list per version."""
     plan: dict[str, list[list[Key]]] = {}
     room: dict[str, int] = defaultdict(int)
@@ -295,7 +299,7 @@ def _versions(changes: Mapping[Key, Change]) -> dict[str, list[list[Key]]]:
         chunks = plan.setdefault(key[0], [])
         if not chunks or size > room[key[0]]:
             chunks.append([])
-            room[key[0]] = ENTRIES + 1
+            room[key[0]] = entries + 1
         chunks[-1].append(key)
         room[key[0]] -= size
     return plan

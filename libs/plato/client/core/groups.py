@@ -63,8 +63,8 @@ def operate(thread: Thread, row: Row, user: str | None) -> bool:
             thread.title = found.title
         case MsgType.GROUP_ADD:
             thread.members += len(found.users)
-            if user in found.users:
-                thread.left = False
+            if user in found.users:  # again: what happened meanwhile only a Sync tells
+                thread.left, thread.members = False, 0
         case MsgType.GROUP_REMOVE:
             thread.members = max(0, thread.members - len(found.users))
             if user in found.users:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from plato.client.core.model import UNPLACED, Row
+from plato.core.conversations import GROUP_PREFIX
 
 BUFFER_ROWS: Final = 1_000
 BUFFER_BYTES: Final = 4 * 1024 * 1024
@@ -30,7 +31,7 @@ class Thread:
     newest_seq: int = 0
     early: dict[int, Row] = field(default_factory=dict)  # by prev_seq
     title: str = ""  # these four: of a group, as of group_seq
-    members: int = 0
+    members: int = 0  # 0: not told yet
     left: bool = False
     group_seq: int = 0
 
@@ -38,6 +39,11 @@ class Thread:
     def placed(self) -> bool:
         """Whether the first cursor is known."""
         return self.cursor != UNPLACED
+
+    @property
+    def untold(self) -> bool:
+        """Whether a group's title and members are still to be told, by a Sync."""
+        return self.members == 0 and not self.left and self.cursor > 0 and self.conversation_id.startswith(GROUP_PREFIX)
 
     @property
     def behind(self) -> bool:
@@ -69,8 +75,9 @@ class Inbox:
         return thread
 
     def cursors(self) -> list[tuple[str, int]]:
-        """(conversation_id, cursor) of every placed conversation, sorted by the ids' UTF-8 bytes, for Sync."""
-        pairs = [(t.conversation_id, t.cursor) for t in self._threads.values() if t.placed]
+        """(conversation_id, cursor) of every placed conversation, sorted by the ids' UTF-8 bytes, for Sync, which lists
+        those that are newer; so of who is to be told anyway, the cursor is one too low."""
+        pairs = [(t.conversation_id, t.cursor - t.untold) for t in self._threads.values() if t.placed]
         pairs.sort(key=lambda pair: pair[0].encode())
         return pairs
 

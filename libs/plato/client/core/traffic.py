@@ -89,6 +89,7 @@ class Traffic:
         self._histories: dict[int, None] = {}  # refs
         self._ref = 0
         self._dirty: dict[str, None] = {}  # conversations whose Place is to be written
+        self._untold = False  # a Sync is due, that tells what a group is like now
         self._placed: dict[bytes, pb.ReceiptMsg] = {}  # own operations with a place whose rows are still to be pulled
 
     # ── the life of a connection ─────────────────────────────────────────────────────────────────────────
@@ -139,7 +140,9 @@ class Traffic:
 
     def flush(self, now_ms: int) -> None:
         """The end of a round: ask for gaps, send what is ready, acknowledge what is stored, note changed conversations."""
-        self._walk_unsent = False
+        if self.live and self._untold:
+            self.resync(now_ms)
+        self._walk_unsent = self._untold = False
         if self.live:
             self._ask_pulls(now_ms)
             for entry, acked in self.outbox.take_ready(now_ms):
@@ -340,7 +343,9 @@ class Traffic:
             self.out.notices.append(MessageChanged(row.conversation_id, revision.seq))
             return
         self.out.writes.memberships += groups.memberships_of(row)
-        if groups.operate(self.inbox.get(row.conversation_id), row, self.user):
+        thread = self.inbox.get(row.conversation_id)
+        if groups.operate(thread, row, self.user):
+            self._untold = self._untold or thread.untold
             self.out.notices.append(ConversationChanged(row.conversation_id))
 
     def _touched(self, thread: Thread, numbered: bool, now_ms: int, within_ms: int = 0) -> None:
@@ -447,6 +452,7 @@ class Traffic:
             thread.peer = thread.peer or item.peer
             if groups.told(thread, item, min(item.newest_seq, wire.MAX_SEQ)):
                 self.out.notices.append(ConversationChanged(item.conversation_id))
+            self._untold = self._untold or (thread.untold and item.newest_seq < thread.group_seq)
             self._read(self.inbox.place(thread, min(item.first_cursor, wire.MAX_SEQ)))
             self.inbox.hint(thread, min(item.newest_seq, wire.MAX_SEQ))
             self._dirty[item.conversation_id] = None

@@ -1,8 +1,6 @@
-"""SQL of attachments: their rows, who may read them, and what nobody uses any more.
+"""SQL of attachments: their rows, who may read them (gates_pg.READABLE), and what nobody uses any more.
 
-Who may read: the owner; a member of a conversation with a message that references it and came after the join; a former
-member up to where he left. A message that was recalled references nothing. Memory: one row, or one page of what
-is to be removed.
+Memory: one row, or one page of what is to be removed.
 """
 
 from __future__ import annotations
@@ -10,23 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from plato_msg.store_pg import Database
+from plato_msg.gates_pg import READABLE
+from plato_msg.store_reads import Database
 
 _ROW: Final = (
     "attachment_id, owner, name, media_type, size_bytes, sha256, width, height, thumbnail_type, thumbnail_size"
 )
-# $2: the reader. Each branch begins with one attachment's few uses, or with its row.
-READABLE: Final = """
-(a.owner = {reader} OR EXISTS (
-    SELECT FROM im_attachment_use u
-    JOIN im_message m ON m.conversation_id = u.conversation_id AND m.seq = u.seq AND NOT m.recalled
-    WHERE u.attachment_id = a.attachment_id AND (
-        EXISTS (SELECT FROM im_member w
-                WHERE w.conversation_id = u.conversation_id AND w.user_id = {reader} AND w.joined_seq < u.seq)
-        OR EXISTS (SELECT FROM im_former_member w
-                WHERE w.conversation_id = u.conversation_id AND w.user_id = {reader}
-                AND w.joined_seq < u.seq AND u.seq <= w.left_seq))))
-"""
 
 
 class Stored(NamedTuple):
@@ -98,8 +85,11 @@ class PgAttachments:
         """Hides those of them that still are unused, for good: a message that comes now is refused. Returns them."""
         async with self._database.connection() as connection:
             rows = await connection.fetch(
-                "UPDATE im_attachment SET stored = false WHERE attachment_id = ANY ($1)"
-                " AND unused_since < now() - make_interval(secs => $2) RETURNING attachment_id",
+                # FOR UPDATE: not while a batch that references it holds it.
+                "WITH held AS MATERIALIZED (SELECT attachment_id FROM im_attachment WHERE attachment_id = ANY ($1)"
+                "   AND unused_since < now() - make_interval(secs => $2) FOR UPDATE SKIP LOCKED)"
+                " UPDATE im_attachment a SET stored = false FROM held WHERE a.attachment_id = held.attachment_id"
+                " RETURNING a.attachment_id",
                 list(attachment_ids),
                 older_than_s,
             )

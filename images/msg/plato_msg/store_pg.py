@@ -17,6 +17,8 @@ from typing import Final, NamedTuple
 from plato.core.errors import Fenced
 from plato.wire.v1 import content_pb2 as content
 
+from plato_msg import gates_pg
+from plato_msg.core import gates, references
 from plato_msg.core.batch import Conversation, Key, Known, Outcome, Plan, Row, Uplink
 from plato_msg.core.operations import Target, is_operation
 from plato_msg.core.policy import GROUP
@@ -96,6 +98,8 @@ FROM im_conversation c LEFT JOIN LATERAL (
 WHERE c.conversation_id = ANY ($1::text[])
 """
 
+_WITH_DIALOGUES = _CONVERSATIONS + gates_pg.UNWELCOME
+
 # Who could become the owner of large groups, one page of each: the leaders, and the $2[i] + 1 senior members.
 _SENIORS = """
 SELECT n.conversation_id, s.user_id, s.joined_seq, s.role
@@ -128,9 +132,12 @@ class Batch:
         self._connection = connection
         self._push_members = push_members
 
-    async def known(self, uplinks: Sequence[Uplink]) -> Known:
-        """What the database holds on these records' keys and conversations."""
-        return await _known(self._connection, uplinks, self._push_members)
+    async def known(self, uplinks: Sequence[Uplink], *, friends_only: bool = False) -> Known:
+        """What the database holds on these records' keys and conversations. friends_only: of users who did not choose."""
+        known = await _known(self._connection, uplinks, self._push_members, friends_only)
+        if named := gates.named(uplinks):
+            known.gates.readable = await gates_pg.readable(self._connection, named)
+        return known
 
     async def write(self, plan: Plan, poison: Sequence[Poison] = ()) -> None:
         """Writes the plan's rows, and the poisoned records."""
@@ -227,6 +234,8 @@ class Batch:
             )
         if plan.edits:
             await self._edit(plan)
+        if uses := references.uses(plan):
+            await gates_pg.settle(self._connection, uses)
         if poison:
             await execute(
                 "INSERT INTO bus_poison (partition, position, reason, value)"
@@ -409,16 +418,26 @@ class PgMsgStore(PgReads):
             await connection.execute("DELETE FROM bus_dirty WHERE shard = $1 AND count = $2", shard, count)
 
 
-async def _known(connection: Connection, uplinks: Sequence[Uplink], push_members: int) -> Known:
+async def _known(
+    connection: Connection, uplinks: Sequence[Uplink], push_members: int, friends_only: bool = False
+) -> Known:
     found = await connection.fetch(OUTCOMES, *columns((u.key for u in uplinks), 3))
     outcomes = {(c, u, bytes(i)): Outcome(*rest) for c, u, i, *rest in found}
     named = {(u.conversation_id, user): None for u in uplinks for user in u.named}
     conversation_ids = list({u.conversation_id for u in uplinks})
-    rows = await connection.fetch(_CONVERSATIONS, conversation_ids, *columns(named, 2), push_members)
+    looked_up: tuple[object, ...] = (conversation_ids, *columns(named, 2), push_members)
+    if dialogues := gates.dialogues(uplinks):
+        rows = await connection.fetch(_WITH_DIALOGUES, *looked_up, *columns(dialogues, 3), friends_only)
+    else:
+        rows = await connection.fetch(_CONVERSATIONS, *looked_up)
+    unwelcome: set[tuple[str, str]] = set()
     members: dict[str, dict[str, int]] = {}
     roles: dict[str, dict[str, int]] = {}
     conversations: dict[str, Conversation] = {}
     for conversation_id, kind, last_seq, size, title, user_id, joined_seq, role in rows:
+        if not kind:
+            unwelcome.add((conversation_id, user_id))
+            continue
         conversation = conversations.get(conversation_id)
         if conversation is None:
             members[conversation_id], roles[conversation_id] = {}, {}
@@ -429,7 +448,7 @@ async def _known(connection: Connection, uplinks: Sequence[Uplink], push_members
             members[conversation_id][user_id] = joined_seq
             if role:
                 roles[conversation_id][user_id] = role
-    known = Known(outcomes, conversations)
+    known = Known(outcomes, conversations, gates=gates.Gates(unwelcome))
     operations = [u for u in uplinks if is_operation(u.msg_type)]
     if not operations:
         return known

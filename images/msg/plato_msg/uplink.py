@@ -170,7 +170,7 @@ class Uplinks:
             try:
                 async with self._store.batch(guards) as batch:
                     if uplinks:
-                        known = await batch.known(uplinks)
+                        known = await batch.known(uplinks, friends_only=self._rules.friends_only)
                         now_ms = unix_ms()
                         judged = judge(uplinks, known, self._rules, faulty, ids, now_ms)
                         allocated = await self._allocator.allocate(wanted(judged), known)

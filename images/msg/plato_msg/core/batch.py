@@ -20,6 +20,7 @@ from plato.wire.v1 import content_pb2 as content
 from plato.wire.v1.bus_pb2 import GroupChange, Record
 
 from plato_msg.core import operations, policy
+from plato_msg.core.gates import Gates
 from plato_msg.core.operations import Op, Standing, Target, Verdict
 
 _CHANGES: Final[Mapping[int, int]] = {
@@ -112,6 +113,7 @@ class Known:
     """{msg_id: message} of what the operations of the batch mean."""
     rows: Mapping[Key, Row] = field(default_factory=dict)
     """How the messages of these keys are stored now: of repeated operations, and of all that is fanned out again."""
+    gates: Gates = field(default_factory=Gates)
 
 
 class Row(NamedTuple):
@@ -275,6 +277,8 @@ def judge(
                 Standing(held.kind, held.members, held.roles, held.count, held.last_seq) if held else Standing(None, {})
             )
         verdict = _judge_one(u, standing, rules, targets, now_ms)
+        if verdict.code == Code.OK and (code := known.gates.judge(u)) != Code.OK:
+            verdict = Verdict(code)
         if verdict.code == Code.OK:
             standing.take(verdict)
             if targets is not None:

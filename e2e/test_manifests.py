@@ -172,7 +172,8 @@ def test_pods_are_admitted(world: Snapshot) -> None:
     gateway = pods["demo-edge-0"]
     assert gateway["spec"].get("hostNetwork", False) is (pool.network == "Host")
     assert gateway["spec"]["readinessGates"] == [{"conditionType": "plato.im/serving"}]
-    assert {p["name"] for p in gateway["spec"]["containers"][0]["ports"]} == {"tcp", "ws", "admin"}
+    ports = {"tcp", "ws", "admin"} | ({"poll"} if pool.ports.poll else set())
+    assert {p["name"] for p in gateway["spec"]["containers"][0]["ports"]} == ports
 
 
 def test_the_default_pools_replicas_are_its_own(world: Snapshot) -> None:

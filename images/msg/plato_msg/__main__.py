@@ -24,12 +24,12 @@ from plato.runtime import admin, logs, process, report, tls
 from plato.runtime.settings import Settings, SettingsError
 from starlette.routing import Mount
 
-from plato_msg import allocators, group_http, metrics, server
-from plato_msg.api import app, attachments, auth, people
+from plato_msg import allocators, group_http, hooks, metrics, server, webhooks
+from plato_msg.api import app, attachments, auth, events, people
 from plato_msg.api import conversations as conversations_api
+from plato_msg.api import friends as friends_api
 from plato_msg.api import groups as groups_api
 from plato_msg.api import messages as messages_api
-from plato_msg.api import friends as friends_api
 from plato_msg.attachments import Attachments, Limits
 from plato_msg.attachments_pg import PgAttachments
 from plato_msg.conversations import Conversations
@@ -55,6 +55,7 @@ async def main(settings: Settings) -> int:
             "process.name and process.uid: must say who this process is; whoever starts it sets PLATO_PROCESS__NAME and"
             " PLATO_PROCESS__UID (plato up and the operator do)"
         )
+    secret = hooks.secret(settings.msg.hook_secret_file)
     uri, schema = settings.database.uri, settings.database.schema_name
     why = ["starting"]
     info: dict[str, str] = {}
@@ -67,6 +68,8 @@ async def main(settings: Settings) -> int:
     own_tls = tls.internal(settings.tls.internal_dir)
     shards = GrpcShards(topology, own_tls)
     router = Router(store.routes)
+    body_max_bytes = settings.gateway.max_frame_bytes - HEAD_ROOM_BYTES
+    before = hooks.build(settings.msg, secret, body_max_bytes)
     service = MsgService(
         Options(
             name=settings.process.name,
@@ -88,6 +91,7 @@ async def main(settings: Settings) -> int:
             push_members_max=settings.msg.push_members_max,
             notify_window_ms=settings.msg.notify_window_ms,
             notify_window_max_ms=settings.msg.notify_window_max_ms,
+            events_retention_s=3_600 * settings.msg.events_retention_h if settings.msg.keeps_events else 0,
         ),
         topology,
         bus,
@@ -97,7 +101,9 @@ async def main(settings: Settings) -> int:
         shards,
         store.reservations,
         allocators.choose(settings.msg.allocator, PgMsgStore(database), store.counters),
+        before,
     )
+    told = webhooks.build(settings.msg, secret, service, reads, router)
     groups = Groups(orders, PgMsgStore(reads))
     blobs = blob_store(settings.attachments)
     files = Attachments(PgAttachments(reads), blobs, Limits.of(settings.attachments))
@@ -119,14 +125,13 @@ async def main(settings: Settings) -> int:
     operations = Operations(orders, PgMsgStore(reads))
     conversations = Conversations(PgMsgStore(reads))
     routers = [
-        messages_api.router(
-            operations, conversations, service.states, settings.gateway.max_frame_bytes - HEAD_ROOM_BYTES
-        ),
+        messages_api.router(operations, conversations, service.states, body_max_bytes),
         conversations_api.router(service.reads, service.states),
         groups_api.router(operations, conversations),
         people.router(Devices(reads, router, store.sessions, shards, topology)),
         attachments.router(files),
         friends_api.router(service.friends),
+        events.router(service.feed if settings.msg.events else None),
     ]
     api = app.application(door, routers, not_ready, settings.msg.http_origins)
     http = admin.HttpServer(
@@ -154,17 +159,23 @@ async def main(settings: Settings) -> int:
         await _wait_for_dependencies(settings, store, why, info)
         if no_keys:
             log.warning("the HTTP API refuses every token until the next start", reason=no_keys)
+        await told.begin()
         await service.run()
 
     try:
-        parts = {"topology": topology.run(), "msg": serve(), "attachments": files.run()}
+        parts = {"topology": topology.run(), "msg": serve(), "attachments": files.run(), "hooks": told.run()}
         code = await process.until_stopped(
             [asyncio.create_task(process.forever(name, part), name=name) for name, part in parts.items()]
         )
     finally:
         await service.leave()
         await grpc.stop(server.STOP_GRACE_S)
+        if service.feed is not None:
+            service.feed.close()
         await http.stop()
+        await told.close()
+        if before is not None:
+            await before.close()
         await shards.close()
         await bus.close()
         await orders.close()

@@ -66,5 +66,8 @@ STATE_CHANGES: Final = Counter(
     "plato_msg_state_changes_total", "Read positions, pins, mutes and deletions asked for, by code.", ["kind", "code"]
 )
 STATE_BATCH: Final = Counter("plato_msg_state_batches_total", "Transactions that they were merged into.")
+HOOKS: Final = Counter(
+    "plato_msg_hooks_total", "Requests to the application: answered, failed, or spared by the breaker.", ["hook", "how"]
+)
 STATES: Final = Counter("plato_msg_states_told_total", "STATE frames handed on, one per device.")
 HINTS: Final = Counter("plato_msg_hints_total", "READ and TYPING frames: sent, or dropped with a shard away.", ["how"])

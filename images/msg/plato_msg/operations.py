@@ -38,6 +38,8 @@ class Sent(NamedTuple):
     msg_id: int = 0
     seq: int = 0
     server_at_ms: int = 0
+    words: str = ""
+    """What the application said when it refused."""
 
 
 def client_msg_id_of(user: str, key: str) -> bytes:
@@ -87,7 +89,7 @@ class Operations:
         outcome = await self._outcome((conversation_id, user, client_msg_id))
         if outcome is None:
             return Sent(int(Code.PENDING))
-        return Sent(outcome.code, outcome.msg_id, outcome.seq, outcome.server_at_ms)
+        return Sent(outcome.code, outcome.msg_id, outcome.seq, outcome.server_at_ms, outcome.words)
 
     async def operate(
         self,

@@ -24,9 +24,11 @@ from plato_msg.core.allocator import Allocator, SingleWriter
 from plato_msg.core.policy import Rules
 from plato_msg.core.windows import Windows
 from plato_msg.downlink import Downlink, RouteReader
+from plato_msg.feed import Feed
 from plato_msg.friends import Friends
 from plato_msg.friends_pg import PgFriends
 from plato_msg.history import HOT_PULLS_PER_S, History
+from plato_msg.hooks import BeforeHook
 from plato_msg.ids import MsgIds
 from plato_msg.owner import TICK_S, Ownership
 from plato_msg.reads import Reads
@@ -55,6 +57,8 @@ class Options:
     push_members_max: int = PUSH_MEMBERS
     notify_window_ms: int = 10
     notify_window_max_ms: int = 5_000
+    events_retention_s: float = 0.0
+    """0: batches write no feed."""
     tick_s: float = TICK_S
 
 
@@ -73,19 +77,24 @@ class MsgService:
         shards: ShardClient,
         reservations: ReservationStore,
         allocator: Allocator | None = None,
+        hook: BeforeHook | None = None,
     ) -> None:
-        """database: for the pipeline; reads: for history, so that a flood of reads does not slow the pipeline."""
+        """database: for the pipeline; reads: for history, so that a flood of reads does not slow the pipeline. hook: is
+        asked about messages before they are stored."""
         self._options = options
         self._topology = topology
         self._bus = bus
         self._reservations = reservations
-        self.store = PgMsgStore(database, options.push_members_max)
+        self._hook = hook
+        keeps_events = options.events_retention_s > 0
+        self.store = PgMsgStore(database, options.push_members_max, feed=keeps_events)
         self.guard = Guard("the database", metrics.BREAKER_REFUSED.inc)
         self.history = History(
             PgMsgStore(GuardedConnections(reads, self.guard)),
             max_frame_bytes=options.max_frame_bytes,
             hot_pulls_per_s=options.hot_pulls_per_s,
         )
+        self.feed = Feed(GuardedConnections(reads, self.guard), options.partitions) if keeps_events else None
         self.reads = Reads(self.history, options.read_calm_ms)
         self._allocator = allocator or SingleWriter()
         self.owners = Ownership(
@@ -164,6 +173,7 @@ class MsgService:
             replace(self._options.rules, push_members=self._options.push_members_max),
             partitions=self._options.partitions,
             batch_records=self._options.batch_records,
+            hook=self._hook,
         )
 
     async def run(self) -> None:
@@ -178,6 +188,8 @@ class MsgService:
             self._reserved = True
             self._log.info("serves", worker_id=ids.worker_id)
             tasks.create_task(forever("downlink", self.downlink.run()), name="downlink")
+            if self.feed is not None:
+                tasks.create_task(forever("feed", self.feed.run()), name="feed")
             tasks.create_task(forever("states", self.states.run()), name="states")
             tasks.create_task(forever("owner", self.owners.run()), name="owner")
             tasks.create_task(forever("uplink", uplinks.run()), name="uplink")
@@ -215,11 +227,13 @@ class MsgService:
             await asyncio.sleep(GAUGES_S)
 
     async def _trim(self) -> None:
-        """Deletes bus records that are long fanned out."""
+        """Deletes bus records that are long fanned out, and rows of the feed that are old."""
         while True:
             await asyncio.sleep(TRIM_PERIOD_S)
             for held in list(self.owners.held.values()):
                 try:
                     await self._bus.trim(held.partition, held.saved, self._options.bus_retention_s)
+                    if self.feed is not None:
+                        await self.feed.trim(held.partition, self._options.events_retention_s)
                 except Unavailable:
                     break

@@ -128,9 +128,10 @@ PUSH_MEMBERS: Final = 500
 class Batch:
     """The open transaction of one batch; its guard has passed."""
 
-    def __init__(self, connection: Connection, push_members: int = PUSH_MEMBERS) -> None:
+    def __init__(self, connection: Connection, push_members: int = PUSH_MEMBERS, *, feed: bool = False) -> None:
         self._connection = connection
         self._push_members = push_members
+        self._feed = feed
 
     async def known(self, uplinks: Sequence[Uplink], *, friends_only: bool = False) -> Known:
         """What the database holds on these records' keys and conversations. friends_only: of users who did not choose."""
@@ -202,11 +203,17 @@ class Batch:
             )
         if plan.outcomes:
             await execute(
-                "INSERT INTO im_outcome (conversation_id, from_user, client_msg_id, code, msg_id, seq)"
-                " SELECT c, u, i, code, nullif(msg_id, 0), nullif(seq, 0) FROM unnest("
-                "$1::text[], $2::text[], $3::bytea[], $4::integer[], $5::bigint[], $6::bigint[])"
-                " AS o(c, u, i, code, msg_id, seq)",
-                *columns(((*d.uplink.key, d.outcome.code, d.outcome.msg_id, d.outcome.seq) for d in plan.outcomes), 6),
+                "INSERT INTO im_outcome (conversation_id, from_user, client_msg_id, code, msg_id, seq, words)"
+                " SELECT c, u, i, code, nullif(msg_id, 0), nullif(seq, 0), nullif(words, '') FROM unnest("
+                "$1::text[], $2::text[], $3::bytea[], $4::integer[], $5::bigint[], $6::bigint[], $7::text[])"
+                " AS o(c, u, i, code, msg_id, seq, words)",
+                *columns(
+                    (
+                        (*d.uplink.key, d.outcome.code, d.outcome.msg_id, d.outcome.seq, d.outcome.words)
+                        for d in plan.outcomes
+                    ),
+                    7,
+                ),
             )
         if plan.messages:
             await execute(
@@ -236,6 +243,24 @@ class Batch:
             await self._edit(plan)
         if uses := references.uses(plan):
             await gates_pg.settle(self._connection, uses)
+        if self._feed and plan.messages:
+            await execute(
+                "INSERT INTO im_feed (partition, position, msg_id, conversation_id, seq)"
+                " SELECT * FROM unnest($1::integer[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[])",
+                *columns(
+                    (
+                        (
+                            d.uplink.partition,
+                            d.uplink.position,
+                            d.outcome.msg_id,
+                            d.uplink.conversation_id,
+                            d.outcome.seq,
+                        )
+                        for d in plan.messages
+                    ),
+                    5,
+                ),
+            )
         if poison:
             await execute(
                 "INSERT INTO bus_poison (partition, position, reason, value)"
@@ -280,9 +305,11 @@ class Batch:
 class PgMsgStore(PgReads):
     """Partitions' owners, outcomes and messages. Every method raises Unavailable; batch also Unstorable and SteppedDown."""
 
-    def __init__(self, database: Database, push_members: int = PUSH_MEMBERS) -> None:
-        """push_members: of groups that have more, batches read no list of members; see plato_msg.notify."""
+    def __init__(self, database: Database, push_members: int = PUSH_MEMBERS, *, feed: bool = False) -> None:
+        """push_members: of groups that have more, batches read no list of members; see plato_msg.notify. feed: batches write
+        the rows of plato_msg.feed."""
         super().__init__(database)
+        self._feed = feed
         self._push_members = push_members
 
     @asynccontextmanager
@@ -295,7 +322,7 @@ class PgMsgStore(PgReads):
             rows = await connection.fetch(_GUARD, *columns(guards, 5))
             if len(rows) != len(guards):
                 raise SteppedDown({g.partition for g in guards} - {row["partition"] for row in rows})
-            yield Batch(connection, self._push_members)
+            yield Batch(connection, self._push_members, feed=self._feed)
 
     async def known(self, uplinks: Sequence[Uplink]) -> Known:
         """As Batch.known, outside of a batch: for what is fanned out again, with all rows as they are now."""

@@ -67,7 +67,8 @@ ROW_BYTES: Final = 384
 
 OUTCOMES = """
 SELECT o.conversation_id, o.from_user, o.client_msg_id, o.code, coalesce(o.msg_id, 0), coalesce(o.seq, 0),
-       coalesce(m.prev_seq, 0), coalesce((extract(epoch FROM m.server_at) * 1000)::bigint, 0)
+       coalesce(m.prev_seq, 0), coalesce((extract(epoch FROM m.server_at) * 1000)::bigint, 0),
+       coalesce(o.words, '')
 FROM unnest($1::text[], $2::text[], $3::bytea[]) AS k(conversation_id, from_user, client_msg_id)
 JOIN im_outcome o USING (conversation_id, from_user, client_msg_id)
 LEFT JOIN im_message m ON m.conversation_id = o.conversation_id AND m.seq = o.seq

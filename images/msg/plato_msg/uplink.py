@@ -22,12 +22,13 @@ from plato.core.errors import OutOfRange, Unavailable, Unstorable
 from plato.ports import BusReader, BusRecord
 from plato.runtime import logs
 
-from plato_msg import metrics
+from plato_msg import hooks, metrics
 from plato_msg.core.allocator import Allocator
 from plato_msg.core.batch import Decision, Plan, Undecodable, Uplink, again, decode, judge, number, wanted
 from plato_msg.core.policy import Rules
 from plato_msg.core.progress import Ticket
 from plato_msg.downlink import Downlink
+from plato_msg.hooks import NOTHING, BeforeHook, Judgement
 from plato_msg.ids import MsgIds, unix_ms
 from plato_msg.owner import Held, Ownership
 from plato_msg.store_pg import Guard, PgMsgStore, Poison, SteppedDown
@@ -56,7 +57,9 @@ class Uplinks:
         *,
         partitions: int,
         batch_records: int,
+        hook: BeforeHook | None = None,
     ) -> None:
+        """hook: is asked about messages before they are stored."""
         self._bus = bus
         self._store = store
         self._owners = owners
@@ -66,6 +69,7 @@ class Uplinks:
         self._rules = rules
         self._partitions = partitions
         self._batch_records = batch_records
+        self._hook = hook
         self._waiting: set[int] = set()  # partitions that may hold records
         self._seen: set[Held] = set()  # owned at the last step: others are looked at without a hint
         self._polled_at = 0.0
@@ -130,10 +134,11 @@ class Uplinks:
         Raises Unavailable; what was committed before stays, and is on its way."""
         parts = [records]
         faulty: dict[tuple[int, int], str] = {}  # stood alone and was refused; not "": its outcome too
+        said = await self._asked(records) if self._hook is not None else NOTHING
         while parts:
             part = parts.pop()
             try:
-                decisions, tickets = await self._commit(part, under, faulty)
+                decisions, tickets = await self._commit(part, under, faulty, said)
             except Unstorable as e:
                 if len(part) > 1:
                     parts += [part[len(part) // 2 :], part[: len(part) // 2]]
@@ -148,8 +153,16 @@ class Uplinks:
             else:
                 await self._downlink.submit(decisions, tickets)
 
+    async def _asked(self, records: list[BusRecord]) -> Judgement:
+        """What the before-hook says of the records that would become messages. Raises Unavailable: of the database alone."""
+        assert self._hook is not None
+        uplinks, _ = self._decode(records, {})
+        known = await self._store.known(uplinks)
+        judged = judge(uplinks, known, self._rules, msg_ids=range(1, len(uplinks) + 1), now_ms=unix_ms())
+        return await self._hook.ask([j.uplink for j in judged if j.accepted])
+
     async def _commit(
-        self, part: list[BusRecord], under: dict[int, Held], faulty: dict[tuple[int, int], str]
+        self, part: list[BusRecord], under: dict[int, Held], faulty: dict[tuple[int, int], str], said: Judgement
     ) -> tuple[list[Decision], list[Ticket]]:
         """One transaction, of those records whose ownership still is the one that they were read under. Raises Unstorable,
         SteppedDown (then nothing was written) and Unavailable."""
@@ -159,6 +172,8 @@ class Uplinks:
             # A partition that was lost and came again begins where its new row says, not here.
             part = [r for r in part if self._owners.held.get(r.partition) is under[r.partition]]
             uplinks, poison = self._decode(part, faulty)
+            if said.bodies:
+                uplinks = [hooks.replaced(u, said) for u in uplinks]
             last = {record.partition: record.position for record in part}
             guards = [
                 Guard(p, under[p].epoch, under[p].position, position, under[p].progress.fanned_out)
@@ -172,9 +187,11 @@ class Uplinks:
                     if uplinks:
                         known = await batch.known(uplinks, friends_only=self._rules.friends_only)
                         now_ms = unix_ms()
-                        judged = judge(uplinks, known, self._rules, faulty, ids, now_ms)
+                        judged = judge(uplinks, known, self._rules, faulty, ids, now_ms, said.refused)
                         allocated = await self._allocator.allocate(wanted(judged), known)
                         plan = number(judged, known, allocated, ids, now_ms, self._rules.push_members)
+                        if said.refused:
+                            plan = hooks.worded(plan, said)
                     await batch.write(plan, poison)
             except Exception as e:
                 metrics.BATCHES.labels(type(e).__name__).inc()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from plato.api import names
 from plato.runtime.section import Port, Section
+
+_URL: Final = r"^(https?://[^\s]+)?$"
 
 
 class MsgSettings(Section):
@@ -39,6 +42,13 @@ class MsgSettings(Section):
     notify_window_max_ms: int = Field(
         5_000, ge=1, le=30_000, description="Neither that time nor the one for pulls grows beyond this."
     )
+    recall_limit_s: int = Field(
+        120, ge=0, description="A sender may recall a message for so long; 0: never. A group's leaders may at any time."
+    )
+    edit_limit_s: int = Field(86_400, ge=0, description="A sender may edit a message for so long; 0: never.")
+    message_retention_days: int = Field(
+        0, ge=0, le=36_500, description="Messages older than this are removed; 0: none, ever. See docs/messages.md."
+    )
     http_origins: tuple[str, ...] = Field(
         (), description="Origins that browsers may come from, to the HTTP API; empty: any loopback."
     )
@@ -48,9 +58,43 @@ class MsgSettings(Section):
     api_server_per_s: int = Field(
         2_000, ge=1, le=1_000_000, description="The same for an application server, by its token's `sub`."
     )
+    events: bool = Field(
+        False,
+        description="Keeps the feed that /v1/events reads: one more row per message. Hooks that need it keep it too.",
+    )
+    events_retention_h: int = Field(72, ge=1, le=8_760, description="The feed's rows are removed after this.")
+    hook_url: str = Field(
+        "",
+        pattern=_URL,
+        description="Is asked about messages before they are stored; see docs/hooks.md. Empty: nobody.",
+    )
+    hook_timeout_ms: int = Field(1_000, ge=10, le=10_000, description="How long the messages wait for its answer.")
+    hook_on_failure: Literal["accept", "refuse"] = Field(
+        "accept", description="What becomes of messages when it gives none."
+    )
+    after_url: str = Field("", pattern=_URL, description="Is told of every message afterwards. Empty: nobody.")
+    push_url: str = Field(
+        "", pattern=_URL, description="Is told of messages for users who are not online. Empty: nobody."
+    )
+    hook_secret_file: Path | None = Field(
+        None, description="Holds the secret, of 32 bytes or more, that requests to these URLs are signed with."
+    )
     friends_only: bool = Field(
         False, description="Only friends may write to a user in a dialogue, unless the user says otherwise."
     )
     allocator: Literal["single_writer", "redis", "segment"] = Field(
         "single_writer", description="Who gives seqs; see docs/allocators.md. May change at any start."
     )
+
+    @property
+    def keeps_events(self) -> bool:
+        """Whether batches write the feed."""
+        return self.events or bool(self.after_url or self.push_url)
+
+    @model_validator(mode="after")
+    def _signed(self) -> Self:
+        if self.hook_secret_file is None and (self.hook_url or self.after_url or self.push_url):
+            raise ValueError(
+                "hook_secret_file must name a file with a secret where hook_url, after_url or push_url is set"
+            )
+        return self

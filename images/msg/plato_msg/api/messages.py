@@ -163,7 +163,7 @@ def told(response: Response, conversation_id: str, client_msg_id: bytes, sent: S
     if sent.code == Code.PENDING:
         response.status_code = 202
         return {**name, "pending": True}
-    problems.check(sent.code)
+    problems.check(sent.code, sent.words)
     return {**name, "msg_id": str(sent.msg_id), "seq": sent.seq, "server_at": sent.server_at_ms}
 
 

@@ -86,10 +86,10 @@ def status_of(code: int) -> int:
     ]
 
 
-def check(code: int, *, retry_ms: int = 0) -> None:
+def check(code: int, detail: str = "", *, retry_ms: int = 0) -> None:
     """Raises Problem for a code that is a refusal."""
     if action(code) is not Action.NONE:
-        raise Problem(code, retry_ms=retry_ms)
+        raise Problem(code, detail, retry_ms=retry_ms)
 
 
 def answer(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:

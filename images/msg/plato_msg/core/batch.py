@@ -77,6 +77,8 @@ class Outcome(NamedTuple):
     seq: int = 0
     prev_seq: int = 0
     server_at_ms: int = 0
+    words: str = ""
+    """What the application said when it refused."""
 
 
 @dataclass(slots=True)
@@ -250,9 +252,10 @@ def judge(
     unstorable: Collection[tuple[int, int]] = (),
     msg_ids: Sequence[int] = (),
     now_ms: int = 0,
+    refused: Collection[tuple[int, int]] = (),
 ) -> list[Judged]:
     """One Judged per uplink, in order. unstorable: (partition, position) that the database refused when they stood alone;
-    msg_ids, now_ms: those that `number` will be given."""
+    msg_ids, now_ms: those that `number` will be given; refused: what the before-hook does not want."""
     judged: list[Judged] = []
     seen: dict[Key, int] = {}
     now: dict[str, Standing] = {}
@@ -269,6 +272,9 @@ def judge(
             continue
         if (u.partition, u.position) in unstorable:
             judged.append(Judged(u, Verdict(Code.NOT_STORABLE)))
+            continue
+        if (u.partition, u.position) in refused:
+            judged.append(Judged(u, Verdict(Code.REFUSED_BY_HOOK)))
             continue
         standing = now.get(u.conversation_id)
         if standing is None:

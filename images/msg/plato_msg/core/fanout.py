@@ -126,7 +126,7 @@ def receipt_frame(d: Decision) -> bytes:
     code = Code.DUPLICATE if d.repeated and outcome.code == Code.OK else outcome.code
     receipt = wire.ReceiptMsg(
         code=code,
-        msg=text(code) if code else "",
+        msg=outcome.words or (text(code) if code else ""),
         conversation_id=u.conversation_id,
         client_msg_id=u.client_msg_id,
         client_id=u.client_id,

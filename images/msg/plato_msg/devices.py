@@ -102,12 +102,14 @@ class Devices:
         return sorted(ended)
 
     async def online(self, user: str, others: Sequence[str]) -> dict[str, bool]:
-        """Who of them has a session now; of the first OTHERS. Who shares no conversation with the user is left out."""
+        """Who of them has a session now; of the first OTHERS. Who is no friend and shares no conversation with the user is
+        left out; who has blocked the user is never online to him."""
         asked = [other for other in dict.fromkeys(others) if is_user_id(other)][:OTHERS]
-        known = await self._lists.acquainted(user, asked) if asked and is_user_id(user) else []
-        routes = await self._routes.read_many(known) if known else []
+        known = await self._lists.acquainted(user, asked) if asked and is_user_id(user) else {}
+        routes = await self._routes.read_many(list(known)) if known else []
         return {
-            other: any(route.conn_id for route in theirs.values()) for other, theirs in zip(known, routes, strict=True)
+            other: shown and any(route.conn_id for route in theirs.values())
+            for (other, shown), theirs in zip(known.items(), routes, strict=True)
         }
 
     async def _tell(self, conn_id: int) -> None:

@@ -44,7 +44,7 @@ class Item(NamedTuple):
     kind: str
     """'dialogue', 'group' or 'open'."""
     title: str
-    """A group's; "" for who left."""
+    """A group's; of one that the user left: as it was then."""
     peer: str
     """A dialogue's other user; with oneself: oneself."""
     members: int
@@ -69,13 +69,14 @@ class Page(NamedTuple):
 
 # Everything that the user may read, with where reading begins (`floor`) and ends (`upto`).
 _MINE: Final = """
-    SELECT conversation_id, joined_seq, NULL::bigint AS left_seq FROM im_member WHERE user_id = $1 {one}
+    SELECT conversation_id, joined_seq, NULL::bigint AS left_seq, '' AS then FROM im_member WHERE user_id = $1 {one}
     UNION ALL
-    SELECT conversation_id, joined_seq, left_seq FROM im_former_member WHERE user_id = $1 {one}
+    SELECT conversation_id, joined_seq, left_seq, title FROM im_former_member WHERE user_id = $1 {one}
 """
 
 _LIST: Final = """
-WITH mine AS (SELECT v.conversation_id, v.kind, v.title, v.members, m.left_seq,
+WITH mine AS (SELECT v.conversation_id, v.kind, v.members, m.left_seq,
+        CASE WHEN m.left_seq IS NULL THEN v.title ELSE m.then END AS title,
         least(v.last_seq, m.left_seq) AS upto, greatest(m.joined_seq, s.cleared_seq) AS floor, s.cleared_seq,
         coalesce(s.read_seq, 0) AS read_seq, coalesce(s.peer_read_seq, 0) AS peer_read_seq,
         coalesce((extract(epoch FROM s.pinned_at) * 1000000)::bigint, 0) AS pinned,
@@ -90,7 +91,7 @@ WITH mine AS (SELECT v.conversation_id, v.kind, v.title, v.members, m.left_seq,
     WHERE {where}
     ORDER BY pinned DESC, newest DESC, mine.conversation_id DESC LIMIT $2
 )
-SELECT page.conversation_id, kind, CASE WHEN left_seq IS NULL THEN title ELSE '' END,
+SELECT page.conversation_id, kind, title,
     CASE WHEN kind <> 'dialogue' THEN '' ELSE coalesce((SELECT p.user_id FROM im_member p
         WHERE p.conversation_id = page.conversation_id AND p.user_id <> $1 LIMIT 1), $1) END,
     CASE WHEN left_seq IS NULL THEN members ELSE 0 END, upto, u.unread, read_seq, peer_read_seq, pinned, muted,
@@ -172,8 +173,10 @@ WHERE a.conversation_id = $1 AND a.seq = ANY ($2::bigint[])
 """
 
 _SHARE: Final = """
-SELECT o.u FROM unnest($2::text[], $3::text[]) AS o(u, dialogue) WHERE
-    EXISTS (SELECT 1 FROM im_member m WHERE m.conversation_id = o.dialogue AND m.user_id = $1)
+SELECT o.u, NOT EXISTS (SELECT 1 FROM im_friend b WHERE b.user_id = o.u AND b.other_id = $1 AND b.blocked)
+FROM unnest($2::text[], $3::text[]) AS o(u, dialogue) WHERE
+    EXISTS (SELECT 1 FROM im_friend f WHERE f.user_id = $1 AND f.other_id = o.u AND f.relation = 3)
+    OR EXISTS (SELECT 1 FROM im_member m WHERE m.conversation_id = o.dialogue AND m.user_id = $1)
     OR EXISTS (SELECT 1 FROM im_member m JOIN im_member w ON w.conversation_id = m.conversation_id AND w.user_id = $1
         WHERE m.user_id = o.u)
 """
@@ -238,11 +241,11 @@ class PgLists:
                     counts[i] += count
         return {seq: counts[i] - authors[seq] for i, seq in enumerate(wanted) if seq in authors}
 
-    async def acquainted(self, user: str, others: Sequence[str]) -> list[str]:
-        """Those who are in a conversation with the user now."""
+    async def acquainted(self, user: str, others: Sequence[str]) -> dict[str, bool]:
+        """Those who are in a conversation with the user now, or friends; False: has blocked the user."""
         async with self._database.connection() as connection:
             rows = await connection.fetch(_SHARE, user, list(others), [dialogue_id(user, other) for other in others])
-        return [row[0] for row in rows]
+        return {row[0]: row[1] for row in rows}
 
 
 async def _bounds(connection: Connection, user: str, conversation_id: str) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
@@ -327,3 +327,51 @@ def up(
         trace_id=uuid4().bytes,
         guest=guest,
     )
+
+
+async def written(
+    c: Cluster,
+    conversation_id: str,
+    authors: Iterable[str],
+    members: dict[str, int],
+    *,
+    kind: str = "group",
+    msg_type: int = 1,
+    left: dict[str, int] | None = None,
+) -> None:
+    """A conversation with a message of each author, at seq 1, 2, …; members {user: joined_seq}; left {user: left_seq}."""
+    authors = list(authors)
+    async with c._database.connection() as connection:
+        await connection.execute(
+            "INSERT INTO im_conversation (conversation_id, kind, last_seq, members, title) VALUES ($1, $2, $3, $4, 'T')",
+            conversation_id,
+            kind,
+            len(authors),
+            len(members) if kind == "group" else 0,
+        )
+        await connection.executemany(
+            "INSERT INTO im_member (conversation_id, user_id, joined_seq) VALUES ($1, $2, $3)",
+            [(conversation_id, user, joined) for user, joined in members.items()],
+        )
+        await connection.executemany(
+            "INSERT INTO im_former_member VALUES ($1, $2, 0, $3)",
+            [(conversation_id, user, seq) for user, seq in (left or {}).items()],
+        )
+        first = await connection.fetchval("SELECT coalesce(max(msg_id), 0) + 1 FROM im_message")
+        await connection.executemany(
+            "INSERT INTO im_message (msg_id, conversation_id, seq, prev_seq, from_user, msg_type, body, client_msg_id,"
+            " server_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, now())",
+            [
+                (
+                    first + i,
+                    conversation_id,
+                    i + 1,
+                    i,
+                    author,
+                    msg_type,
+                    b"m%d" % (i + 1),
+                    (first + i).to_bytes(16, "big"),
+                )
+                for i, author in enumerate(authors)
+            ],
+        )

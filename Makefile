@@ -7,13 +7,14 @@ ARGS ?=
 
 .PHONY: help setup up down status doctor test test-go test-kafka test-product lint types imports proto proto-check \
 	settings-page settings-check crds-page crds-check manifests manifests-check mutants lock first-use ci clean \
-	testbed-up testbed-down testbed-check e2e e2e-fast images images-load bench
+	testbed-up testbed-down testbed-check e2e e2e-fast images images-load bench web web-check web-test
 
 help:
 	@echo "make up          start Plato on this machine (Ctrl-C stops it; the data stays)"
 	@echo "make down, status, doctor    stop it, look at it, look at this machine; make setup installs only"
 	@echo "make test        run the tests on real processes; ARGS=\"images/state -k r2\" picks some"
 	@echo "make test-product  groups, read state, the HTTP API, the browser client, on a whole cluster"
+	@echo "make web         build the chat page from clients/web into libs/plato/web (needs Node 20); web-test, web-check test and compare it"
 	@echo "make test-go     the Go client of examples/go-client against a real cluster (needs go)"
 	@echo "make test-kafka  the bus on real Kafka brokers, killed and stopped (needs Java 17 and Maven)"
 	@echo "make lint, types, imports    ruff, mypy --strict, the import rules"
@@ -56,6 +57,15 @@ test-product: setup
 
 test-go: setup
 	@$(BIN)/python -m pytest tests/interop $(ARGS)
+
+web:
+	@bash tools/web.sh build
+
+web-check:
+	@bash tools/web.sh check
+
+web-test:
+	@bash tools/web.sh test
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -114,6 +114,7 @@ def _own_command() -> str:
 def up(data_dir: DataDir = None, port_offset: PortOffset = None, settings: SettingsFile = None) -> int:
     """Start everything on this machine and stay; Ctrl-C stops it, the data stay."""
     from plato.local.folder import data_dir as chosen
+    from plato.local.ports import web_origins
     from plato.local.supervisor import Supervisor
     from plato.runtime.settings import load
 
@@ -124,10 +125,12 @@ def up(data_dir: DataDir = None, port_offset: PortOffset = None, settings: Setti
 
     def how_to_chat() -> str:
         plato = _own_command()
+        page = "".join(f"Or in two browsers: {origin}\n\n" for origin in web_origins(loaded)[:1])
         return (
             "\nPlato is up. Chat from two more terminals:\n\n"
             f"    {plato} chat alice --to bob{where}\n"
             f"    {plato} chat bob --to alice{where}\n\n"
+            f"{page}"
             f"See it run with `{plato} status{where}`; Ctrl-C here stops it, the data stay."
         )
 

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from plato.api import names
 from plato.local.folder import LocalError
@@ -30,6 +31,16 @@ class PortUse:
     port: int
 
 
+WEB_HOSTS: Final = ("127.0.0.1", "localhost")
+"""Names of the chat page's host."""
+
+
+def web_origins(settings: Settings) -> tuple[str, ...]:
+    """The origins of the chat page, the address to be told first; () where there is none."""
+    port = settings.local.web_port
+    return tuple(f"http://{host}:{port + settings.local.port_offset}" for host in WEB_HOSTS) if port else ()
+
+
 def plan(settings: Settings) -> dict[str, PortUse]:
     """{key: use} of every port, e.g. "edge-1.tcp". Raises LocalError when two want one port, or one is no port."""
     local = settings.local
@@ -44,6 +55,8 @@ def plan(settings: Settings) -> dict[str, PortUse]:
             settings.ipconfig.internal_port,
         ),
     ]
+    if local.web_port:
+        uses.append(PortUse("web", "local.web_port", "127.0.0.1", local.web_port))
     for i in range(local.gateways):
         name, gateway, step = gateway_name(i), settings.gateway, names.LOCAL_PORT_STEP * i
         uses += [

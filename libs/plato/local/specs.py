@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plato.local.folder import DataFolder
-from plato.local.ports import PortUse, gateway_name, msg_name, shard_name
+from plato.local.ports import PortUse, gateway_name, msg_name, shard_name, web_origins
 from plato.local.servers import write_private
 from plato.runtime.settings import PREFIX, Settings, dump
 
@@ -51,13 +51,20 @@ def overruled(settings: Settings) -> list[str]:
 
 
 def effective(settings: Settings, folder: DataFolder, database_uri: str, store_url: str) -> Settings:
-    """The user's settings with what this cluster decides: folders, its servers, its key. Ports are still the user's."""
+    """The user's settings with what this cluster decides: folders, its servers, its key. Ports are still the user's.
+
+    Where the user names the pages that may connect, the chat page is one of them; with none named every local one may.
+    """
+    own, asked = settings.gateway.ws_origins, settings.msg.http_origins
+    page = web_origins(settings)
     return settings.model_copy(
         update={
             "topology": settings.topology.model_copy(update={"path": folder.topology, "config_map": ""}),
             "auth": settings.auth.model_copy(update={"keys_dir": folder.keys}),
             "database": settings.database.model_copy(update={"uri": database_uri}),
             "store": settings.store.model_copy(update={"url": store_url}),
+            "gateway": settings.gateway.model_copy(update={"ws_origins": (*own, *page) if own else ()}),
+            "msg": settings.msg.model_copy(update={"http_origins": (*asked, *page) if asked else ()}),
             "tls": settings.tls.model_copy(update={"internal_dir": None}),
             "local": settings.local.model_copy(update={"data_dir": folder.root}),
             "attachments": settings.attachments.model_copy(

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from plato import __version__
 from plato.core.errors import Unavailable
-from plato.local import database, logs, specs, tokens
+from plato.local import database, logs, specs, tokens, web
 from plato.local.control import ControlServer
 from plato.local.deaths import Deaths
 from plato.local.folder import DataFolder, LocalError, data_dir
@@ -30,6 +30,7 @@ from plato.local.ports import PortUse, check_free, plan
 from plato.local.registry import Registry, parse_slots
 from plato.local.servers import PostgresServer, Server, ServerError, ValkeyServer
 from plato.local.specs import Spec
+from plato.runtime.admin import HttpServer
 from plato.runtime.settings import Settings, SettingsError
 
 _READY_TIMEOUT_S: Final = 60.0
@@ -72,6 +73,7 @@ class Supervisor:
         self._pods: list[PodWatch] = []
         self._ports: dict[str, PortUse] = {}
         self._registry: Registry | None = None
+        self._web: HttpServer | None = None
         self._phase = "starting"
         self._durability = "not known yet"
         self._stop = asyncio.Event()
@@ -140,6 +142,14 @@ class Supervisor:
         registry = self._registry = Registry(folder.topology, cluster_uid, settings, ports)
         self._begin_services(specs.write_all(base, folder, ports), registry)
         local = settings.local
+        if local.web_port:
+            try:
+                application = web.application(base, folder, ports)
+            except LocalError as e:
+                self._say(f"  no chat page: {e}")
+            else:
+                self._web = HttpServer(application, ports["web"].host, ports["web"].port, proxies=False)
+                await self._web.start()
         self._say(f"  starting {local.shards} state, {local.gateways} gateway, {local.msgs} msg, ipconfig …")
         await self._until_ready()
 
@@ -338,6 +348,8 @@ class Supervisor:
     # ── stop ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _end(self) -> None:
+        if self._web is not None:
+            await self._web.stop()
         for kinds in _STOP_ORDER:
             group = [k for k in self._keepers.values() if k.kind in kinds]
             for keeper in group:

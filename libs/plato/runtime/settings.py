@@ -415,6 +415,12 @@ class LocalSettings(Section):
     msgs: int = Field(2, ge=1, le=16, description="Msg processes; each takes over the partitions of a dead one.")
     postgres_port: Port = Field(names.POSTGRES_PORT, description="The embedded PostgreSQL, on loopback.")
     valkey_port: Port = Field(names.VALKEY_PORT, description="The embedded Valkey, on loopback.")
+    web_port: int = Field(
+        names.LOCAL_WEB_PORT,
+        ge=0,
+        le=65_535,
+        description="The chat page, on loopback, with a sign-in that asks for no password; 0: none.",
+    )
 
 
 class Settings(Section):

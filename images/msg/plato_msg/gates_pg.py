@@ -1,8 +1,9 @@
 """SQL of what refuses an uplink (plato_msg.core.gates), within the transaction of a batch; none where no record needs it.
 
-    UNWELCOME   joined to the look-up of conversations: three probes per dialogue, and none while nobody blocks or is choosy
-    readable    which attachments may be referenced by whom; holds them, so that none is removed before the commit
-    settle      the uses of the messages that the batch writes or changes
+    CHOOSY, GUARDED   joined to the look-up of conversations: a probe per sender, two per dialogue unless nobody is choosy
+    unwelcome         what follows of them; asks for friends where a recipient is choosy
+    readable          which attachments may be referenced by whom; holds them, so that none is removed before the commit
+    settle            the uses of the messages that the batch writes or changes
 
 Lock order: attachments by id, twice: readable takes key shares, which only a removal waits for; settle takes the rows.
 """
@@ -14,27 +15,25 @@ from typing import Final
 
 from plato_msg.store_reads import Connection, columns
 
-# $5 to $7: (conversation_id, sender, the other user where the first message names him); $8: msg.friends_only.
-# The first condition is asked once per statement: it hangs on no row.
-UNWELCOME: Final = """
+# Of a dialogue's member: takes messages of friends only. $7: msg.friends_only. What hangs on no row is asked once.
+CHOOSY: Final = """
+c.kind = 'dialogue' AND ($7::boolean OR (SELECT EXISTS (SELECT FROM im_user WHERE friends_only)))
+AND CASE WHEN $7 THEN coalesce((SELECT i.friends_only FROM im_user i WHERE i.user_id = m.user_id), true)
+    ELSE EXISTS (SELECT FROM im_user i WHERE i.user_id = m.user_id AND i.friends_only) END
+"""
+
+# Rows without a kind. Of a sender ($5) and who blocks him; of a user whom a dialogue's first message names ($6), if choosy.
+GUARDED: Final = """
 UNION ALL
-SELECT d.conversation_id, '', 0, 0, '', d.sender, 0, 0::smallint
-FROM unnest($5::text[], $6::text[], $7::text[]) AS d(conversation_id, sender, named)
-CROSS JOIN LATERAL (
-    SELECT w.user_id FROM im_member w WHERE w.conversation_id = d.conversation_id AND w.user_id <> d.sender
-    UNION ALL SELECT d.named WHERE d.named <> '' AND d.named <> d.sender
-) r
-WHERE ($8::boolean OR (SELECT EXISTS (SELECT FROM im_friend WHERE blocked))
-    OR (SELECT EXISTS (SELECT FROM im_user WHERE friends_only)))
-AND (
-    EXISTS (SELECT FROM im_friend f WHERE f.user_id = r.user_id AND f.other_id = d.sender AND f.blocked)
-    OR (
-        coalesce((SELECT i.friends_only FROM im_user i WHERE i.user_id = r.user_id), $8)
-        AND NOT EXISTS (
-            SELECT FROM im_friend f WHERE f.user_id = r.user_id AND f.other_id = d.sender AND f.relation = 3
-        )
-    )
+SELECT f.other_id, '', 0, 0, '', f.user_id, 0, 0::smallint, false
+FROM im_friend f WHERE f.blocked AND f.other_id = ANY ($5::text[]) AND (
+    f.user_id = ANY ($6::text[])
+    OR EXISTS (SELECT FROM im_member w WHERE w.user_id = f.user_id AND w.conversation_id = ANY ($1::text[]))
 )
+UNION ALL
+SELECT '', '', 0, 0, '', n, 0, 0::smallint, true FROM unnest($6::text[]) n
+WHERE CASE WHEN $7 THEN coalesce((SELECT i.friends_only FROM im_user i WHERE i.user_id = n), true)
+    ELSE EXISTS (SELECT FROM im_user i WHERE i.user_id = n AND i.friends_only) END
 """
 
 READABLE: Final = """
@@ -50,6 +49,39 @@ READABLE: Final = """
 """
 """Whether {reader} may read attachment a: the owner; a member, of what came after the join; a former one, up to the leave. A
 message that was recalled references nothing."""
+
+
+def guarded(dialogues: Collection[tuple[str, str, str]]) -> tuple[list[str], list[str]]:
+    """$5 and $6 of GUARDED."""
+    return list({sender for _, sender, _ in dialogues}), list({named for _, _, named in dialogues if named})
+
+
+async def unwelcome(
+    connection: Connection,
+    dialogues: Collection[tuple[str, str, str]],
+    members: Mapping[str, Collection[str]],
+    blocks: Collection[tuple[str, str]],
+    choosy: Collection[str],
+) -> set[tuple[str, str]]:
+    """(conversation_id, sender) of the dialogues whose other user takes nothing of the sender. members:
+    {conversation_id: users} as stored; blocks: {(user, who is blocked by him)}; choosy: who takes messages of friends only."""
+    found: set[tuple[str, str]] = set()
+    asked: dict[tuple[str, str], tuple[str, str]] = {}
+    for conversation_id, sender, named in dialogues:
+        for user in {*members.get(conversation_id, ()), *([named] if named else ())} - {sender}:
+            if (user, sender) in blocks:
+                found.add((conversation_id, sender))
+            elif user in choosy:
+                asked[user, sender] = conversation_id, sender
+    if asked:
+        rows = await connection.fetch(
+            "SELECT f.user_id, f.other_id FROM unnest($1::text[], $2::text[]) AS k(u, o)"
+            " JOIN im_friend f ON f.user_id = k.u AND f.other_id = k.o WHERE f.relation = 3",
+            *columns(asked, 2),
+        )
+        for row in rows:
+            del asked[row[0], row[1]]
+    return found | set(asked.values())
 
 
 async def readable(connection: Connection, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:

@@ -86,7 +86,7 @@ RETURNING o.partition
 # Of a group with more than $4 members only those that the batch names ($2, $3). Both conditions on c.members are of the
 # outer row, so the branch that does not apply reads nothing.
 _CONVERSATIONS = """
-SELECT c.conversation_id, c.kind, c.last_seq, c.members, c.title, m.user_id, m.joined_seq, m.role
+SELECT c.conversation_id, c.kind, c.last_seq, c.members, c.title, m.user_id, m.joined_seq, m.role, {choosy}
 FROM im_conversation c LEFT JOIN LATERAL (
     SELECT w.user_id, w.joined_seq, w.role FROM im_member w
     WHERE c.members <= $4 AND w.conversation_id = c.conversation_id
@@ -98,7 +98,8 @@ FROM im_conversation c LEFT JOIN LATERAL (
 WHERE c.conversation_id = ANY ($1::text[])
 """
 
-_WITH_DIALOGUES = _CONVERSATIONS + gates_pg.UNWELCOME
+_PLAIN = _CONVERSATIONS.format(choosy="false")
+_WITH_DIALOGUES = _CONVERSATIONS.format(choosy=gates_pg.CHOOSY) + gates_pg.GUARDED
 
 # Who could become the owner of large groups, one page of each: the leaders, and the $2[i] + 1 senior members.
 _SENIORS = """
@@ -454,16 +455,20 @@ async def _known(
     conversation_ids = list({u.conversation_id for u in uplinks})
     looked_up: tuple[object, ...] = (conversation_ids, *columns(named, 2), push_members)
     if dialogues := gates.dialogues(uplinks):
-        rows = await connection.fetch(_WITH_DIALOGUES, *looked_up, *columns(dialogues, 3), friends_only)
+        rows = await connection.fetch(_WITH_DIALOGUES, *looked_up, *gates_pg.guarded(dialogues), friends_only)
     else:
-        rows = await connection.fetch(_CONVERSATIONS, *looked_up)
-    unwelcome: set[tuple[str, str]] = set()
+        rows = await connection.fetch(_PLAIN, *looked_up)
+    blocks: set[tuple[str, str]] = set()
+    choosy: set[str] = set()
     members: dict[str, dict[str, int]] = {}
     roles: dict[str, dict[str, int]] = {}
     conversations: dict[str, Conversation] = {}
-    for conversation_id, kind, last_seq, size, title, user_id, joined_seq, role in rows:
+    for conversation_id, kind, last_seq, size, title, user_id, joined_seq, role, is_choosy in rows:
+        if is_choosy:
+            choosy.add(user_id)
         if not kind:
-            unwelcome.add((conversation_id, user_id))
+            if conversation_id:
+                blocks.add((user_id, conversation_id))
             continue
         conversation = conversations.get(conversation_id)
         if conversation is None:
@@ -475,7 +480,9 @@ async def _known(
             members[conversation_id][user_id] = joined_seq
             if role:
                 roles[conversation_id][user_id] = role
-    known = Known(outcomes, conversations, gates=gates.Gates(unwelcome))
+    known = Known(outcomes, conversations)
+    if blocks or choosy:
+        known.gates.unwelcome = await gates_pg.unwelcome(connection, dialogues, members, blocks, choosy)
     operations = [u for u in uplinks if is_operation(u.msg_type)]
     if not operations:
         return known

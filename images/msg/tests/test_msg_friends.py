@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from uuid import uuid4
 
@@ -55,12 +54,6 @@ def test_who_is_blocked_sees_what_he_would_see_if_he_were_not(steps: Sequence[tu
                 sides[1], sides[0] = judged
         assert blocked[1].seen == free[1].seen
         assert blocked[0].seen == (BLOCKED, "")
-
-
-def test_who_is_welcome() -> None:
-    for relation, blocked, friends_only in itertools.product(range(4), (False, True), (False, True)):
-        expected = not blocked and (relation == FRIENDS or not friends_only)
-        assert friendship.welcome(relation, blocked=blocked, friends_only=friends_only) == expected
 
 
 class Told:

@@ -70,8 +70,3 @@ def judge(act: Act, own: Side, other: Side, words: str = "") -> tuple[Side, Side
         return own, other
     kept = words if after == ASKED else ""
     return Side(after, own.blocked, kept), Side(COUNTERPART[after], other.blocked, kept)
-
-
-def welcome(sender_relation: int, *, blocked: bool, friends_only: bool) -> bool:
-    """Whether a user takes messages of a sender: neither blocked, nor a stranger where only friends may write."""
-    return not blocked and (not friends_only or sender_relation == FRIENDS)

@@ -45,7 +45,7 @@ CREATE TABLE im_friend (
     PRIMARY KEY (user_id, other_id)
 ) WITH (fillfactor = 70);
 CREATE INDEX im_friend_by_version ON im_friend (user_id, version);
-CREATE INDEX im_friend_blocked ON im_friend (user_id, other_id) WHERE blocked;
+CREATE INDEX im_friend_blocked ON im_friend (other_id, user_id) WHERE blocked;  -- who blocks a sender
 
 -- NULL: as msg.friends_only says.
 ALTER TABLE im_user ALTER COLUMN friends_only DROP NOT NULL;

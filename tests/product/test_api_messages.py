@@ -192,7 +192,8 @@ async def test_the_feed_has_every_message_once_in_order(town: LocalCluster) -> N
     cursor = (await shop.ok("GET", "/v1/events?after=now"))["cursor"]
     for n in range(7):
         await said(a, bob, f"event {n}")
-    conversation_id, got = dialogue_id(alice, bob), []
+    conversation_id = dialogue_id(alice, bob)
+    got: list[str] = []
     while len(got) < 7:
         page = await shop.ok("GET", f"/v1/events?after={cursor}&limit=3&wait_s=5")
         assert page["events"], got

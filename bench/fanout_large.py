@@ -37,6 +37,8 @@ SPEAK_PER_S = 10
 DIALOGUES = 20
 DIALOGUE_PER_S = 50
 TOWN = "g:town"
+GROUP_USERS = 500
+"""Of one operation."""
 ENTERING = 32
 ANSWER_S = 120.0
 TRIES = 40
@@ -61,7 +63,8 @@ async def _measure(made: LocalCluster, members: int, online: int, seconds: float
     made_s = time.monotonic() - begun
     port = made.ports["edge-0.tcp"]
     async with AsyncExitStack() as stack:
-        town = await Town.start(port, [made.token(name) for name in names[:online]])
+        made_by = -(-members // GROUP_USERS)
+        town = await Town.start(port, [made.token(name) for name in names[:online]], made_by)
         stack.push_async_callback(town.stop)
 
         async def enter(name: str) -> Raw:
@@ -121,9 +124,9 @@ class Town:
         self._process = process
 
     @classmethod
-    async def start(cls, port: int, tokens: list[str]) -> Town:
-        """All of them are in when it returns."""
-        command = [sys.executable, "-m", "bench.fanout_large", str(port)]
+    async def start(cls, port: int, tokens: list[str], made_by: int) -> Town:
+        """All of them are in when it returns. made_by: how many operations made the group."""
+        command = [sys.executable, "-m", "bench.fanout_large", str(port), str(made_by)]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 24)
         made = cls(process)
@@ -151,7 +154,7 @@ class Town:
         return json.loads(line)
 
 
-async def _live(port: int) -> None:
+async def _live(port: int, made_by: int) -> None:
     """The members' process."""
     gate = asyncio.Semaphore(ENTERING)
     members: list[Member] = []
@@ -159,7 +162,7 @@ async def _live(port: int) -> None:
     async def enter(n: int, token: str) -> asyncio.Task[None]:
         async with gate:
             raw = await _entered(port, token)
-        members.append(Member(raw, TOWN, n))
+        members.append(Member(raw, TOWN, n, made_by))
         return asyncio.create_task(members[-1].run())
 
     async def heard() -> Any:
@@ -174,11 +177,13 @@ async def _live(port: int) -> None:
     sent = await heard()
 
     def all_here() -> bool:
-        return all(member.seq == len(sent) for member in members)
+        return all(member.seq == made_by + len(sent) for member in members)
 
     await until(all_here, ANSWER_S - 5)
     took = sorted(
-        at - sent[row.seq - 1] for member in members for row, at in zip(member.rows, member.pulled_at, strict=True)
+        at - sent[row.seq - made_by - 1]
+        for member in members
+        for row, at in zip(member.rows, member.pulled_at, strict=True)
     )
     say(
         {
@@ -217,7 +222,7 @@ class Speaker:
     def __init__(self, raw: Raw) -> None:
         self._raw = raw
         self.sent: list[float] = []
-        """Of each message: time.monotonic() of its UP. Its seq is its place, from 1."""
+        """Of each message: time.monotonic() of its UP. Its seq is its place, behind the operations that made the group."""
 
     async def speak(self, seconds: float) -> None:
         """At a steady pace."""
@@ -308,4 +313,4 @@ def _pace(per_s: float, seconds: float) -> Iterator[float]:
 
 
 if __name__ == "__main__":
-    asyncio.run(_live(int(sys.argv[1])))
+    asyncio.run(_live(int(sys.argv[1]), int(sys.argv[2])))

@@ -16,8 +16,10 @@ from tests.faults.raw import Raw
 class Member:
     """One connection. `run` reads until it is cancelled or closed."""
 
-    def __init__(self, raw: Raw, conversation_id: str, seed: int) -> None:
+    def __init__(self, raw: Raw, conversation_id: str, seed: int, after: int = 0) -> None:
+        """after: the seq behind which it reads: that of the operations that made the group."""
         self.raw = raw
+        self._after = after
         self._conversation_id = conversation_id
         self._chance = random.Random(seed)
         self.rows: list[wire.PushMsg] = []
@@ -70,7 +72,7 @@ class Member:
     @property
     def seq(self) -> int:
         """The newest row that is here."""
-        return self.rows[-1].seq if self.rows else 0
+        return self.rows[-1].seq if self.rows else self._after
 
     def _later(self, wait_ms: float) -> None:
         self._asked = True

@@ -91,6 +91,7 @@ async def main(settings: Settings) -> int:
             push_members_max=settings.msg.push_members_max,
             notify_window_ms=settings.msg.notify_window_ms,
             notify_window_max_ms=settings.msg.notify_window_max_ms,
+            message_retention_days=settings.msg.message_retention_days,
             events_retention_s=3_600 * settings.msg.events_retention_h if settings.msg.keeps_events else 0,
         ),
         topology,

@@ -71,3 +71,6 @@ HOOKS: Final = Counter(
 )
 STATES: Final = Counter("plato_msg_states_told_total", "STATE frames handed on, one per device.")
 HINTS: Final = Counter("plato_msg_hints_total", "READ and TYPING frames: sent, or dropped with a shard away.", ["how"])
+REMOVED: Final = Counter(
+    "plato_msg_messages_removed_total", "Messages that were older than msg.message_retention_days."
+)

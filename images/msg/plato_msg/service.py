@@ -32,6 +32,7 @@ from plato_msg.hooks import BeforeHook
 from plato_msg.ids import MsgIds
 from plato_msg.owner import TICK_S, Ownership
 from plato_msg.reads import Reads
+from plato_msg.retention import Retention
 from plato_msg.store_pg import PUSH_MEMBERS, Database, PgMsgStore
 from plato_msg.uplink import Uplinks
 from plato_msg.userstate import UserStates
@@ -59,6 +60,7 @@ class Options:
     notify_window_max_ms: int = 5_000
     events_retention_s: float = 0.0
     """0: batches write no feed."""
+    message_retention_days: int = 0
     tick_s: float = TICK_S
 
 
@@ -126,6 +128,9 @@ class MsgService:
         )
         self.history.states = self.states
         self.friends = Friends(friends, self.states, friends_only=options.rules.friends_only)
+        self.retention = Retention(
+            database, lambda: self.owners.held, options.partitions, options.message_retention_days
+        )
         self.ids: MsgIds | None = None
         """None before the topology named us."""
         self._reserved = False
@@ -194,6 +199,8 @@ class MsgService:
             tasks.create_task(forever("owner", self.owners.run()), name="owner")
             tasks.create_task(forever("uplink", uplinks.run()), name="uplink")
             tasks.create_task(forever("trim", self._trim()), name="trim")
+            if self._options.message_retention_days:
+                tasks.create_task(forever("retention", self.retention.run()), name="retention")
             tasks.create_task(forever("gauges", self._measure()), name="gauges")
 
     async def leave(self) -> None:

@@ -65,9 +65,10 @@ class Listed(NamedTuple):
 ROW_BYTES: Final = 384
 """What a row's ids and numbers take in a frame at most, beside the body."""
 
+# prev_seq of a message that retention removed: its true one is gone, and a client that has a gap below it must see one.
 OUTCOMES = """
 SELECT o.conversation_id, o.from_user, o.client_msg_id, o.code, coalesce(o.msg_id, 0), coalesce(o.seq, 0),
-       coalesce(m.prev_seq, 0), coalesce((extract(epoch FROM m.server_at) * 1000)::bigint, 0),
+       coalesce(m.prev_seq, o.seq - 1, 0), coalesce((extract(epoch FROM m.server_at) * 1000)::bigint, 0),
        coalesce(o.words, '')
 FROM unnest($1::text[], $2::text[], $3::bytea[]) AS k(conversation_id, from_user, client_msg_id)
 JOIN im_outcome o USING (conversation_id, from_user, client_msg_id)

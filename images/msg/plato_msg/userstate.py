@@ -317,17 +317,13 @@ class UserStates:
             for c in state.conversations
         }
         unchanged = {key: a for key, a in found.items() if key not in stands and a.version}
-        # Repeats, most likely: whoever made the change may have died before anybody was told.
-        doubtful = {key for key, a in unchanged.items() if self._told.get(key, 0) < a.version}
-        peers = {(found[key].peer, key[1]) for key in doubtful if found[key].peer} - stands.keys()
-        for key, (version, entry) in (await self._store.state_of({*unchanged, *peers})).items():
-            assert isinstance(entry, wire.ConversationState)
-            stands[key] = version, entry
-            if key in doubtful or key in peers:
-                state = wire.StateMsg(version=version, prev_version=version - 1, conversations=[entry])
-                told.setdefault(key[0], []).append(state)
-        for states in told.values():
-            states.sort(key=lambda state: state.version)
+        stands |= await self._store.state_of(unchanged)
+        # Repeats, most likely: whoever made the change may have died before anybody was told. A version is told whole or not
+        # at all, so this frame only says which one there is: a device that has an older one syncs.
+        doubtful = [(key[0], a.peer) for key, a in unchanged.items() if self._told.get(key, 0) < a.version]
+        again = {user for pair in doubtful for user in pair if user} - told.keys()
+        for user, version in (await self._store.versions(again)).items():
+            told[user] = [wire.StateMsg(version=version, prev_version=version)]
 
         def done() -> None:
             for key, (version, _) in stands.items():

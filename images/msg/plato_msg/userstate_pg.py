@@ -251,15 +251,25 @@ class PgUserStates:
                     found[n - 1].append(author)
         return found
 
-    async def state_of(self, keys: Collection[Key]) -> dict[Key, Entry]:
+    async def versions(self, users: Collection[str]) -> dict[str, int]:
+        """The newest version of each user that has one."""
+        if not users:
+            return {}
+        async with self._database.connection() as connection:
+            rows = await connection.fetch("SELECT user_id, version FROM im_user WHERE user_id = ANY ($1)", list(users))
+        return {row[0]: row[1] for row in rows}
+
+    async def state_of(self, keys: Collection[Key]) -> dict[Key, tuple[int, wire.ConversationState]]:
         """The rows that stand, with their versions."""
+        if not keys:
+            return {}
         async with self._database.connection() as connection:
             rows = await connection.fetch(
                 f"SELECT s.user_id, {_STATE} FROM unnest($1::text[], $2::text[]) AS k(u, c)"
                 " JOIN im_user_state s ON s.user_id = k.u AND s.conversation_id = k.c",
                 *_columns(keys, 2),
             )
-        return {(row[0], row[1]): Entry(row[2], _conversation_state(tuple(row)[1:])) for row in rows}
+        return {(row[0], row[1]): (row[2], _conversation_state(tuple(row)[1:])) for row in rows}
 
     async def audiences(self, keys: Collection[Key], most: int) -> dict[Key, list[str]]:
         """Per (user, conversation_id) the other members, where the user is one and they are at most `most`."""

@@ -11,22 +11,38 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, TextIO
 
-from plato.cli.transcript import one_line, state_words
-from plato.client import Client, ClientError, Message, OutboxFull, Phase, Refused, Sent, Stopped
+from plato.cli.chat_commands import Commands, Place, try_command
+from plato.cli.transcript import message_words, one_line, operation_words, state_words
+from plato.client import Client, ClientError, Message, MsgType, OutboxFull, Phase, Refused, Sent, Stopped
+from plato.client.content import is_operation, text_of
 
 AHEAD: Final = 256
 LINE_BYTES: Final = 1_048_576
 """A longer line is cut; no platform takes half of that as one message."""
+HERE: Final = 10
+"""Lines of a conversation that the chat goes to."""
 LINGER_S: Final = 30.0
 """How long the end of the input waits for what was sent to be settled."""
 
 
 def format_line(message: Message) -> str:
-    """`[seq] user: text`."""
-    return f"[{message.seq}] {message.from_user}: {one_line(message.text)}"
+    """`[seq] user: text`; an operation in words, an answer with what it answers: `[9] bob: (to [7] alice: hello) hi`."""
+    if is_operation(message.msg_type):
+        edit = message.operation
+        words = f": {text_of(edit.msg_type, edit.body)}" if edit is not None and edit.kind is MsgType.EDIT else ""
+        return f"[{message.seq}] {one_line(operation_words(message) + words)}"
+    reply = message.rich.reply if message.rich is not None else None
+    quote = f"(to [{reply.seq}] {reply.from_user}: {reply.text}) " if reply is not None else ""
+    words = message_words(message) if message.recalled or message.rich is not None else message.text
+    return f"[{message.seq}] {message.from_user}: {one_line(quote + words)}"
+
+
+def elsewhere(message: Message) -> str:
+    """A message of another conversation, in short."""
+    return one_line(operation_words(message) if is_operation(message.msg_type) else message_words(message))
 
 
 class PlainChat:
@@ -36,10 +52,12 @@ class PlainChat:
         self._client = client
         self._conversation_id = conversation_id
         self._to = to
+        self._commands = Commands(client, client.user or "")
         self._out = out
         self._err = err
         self._shown_seq = 0
         self._settled_seq = 0
+        self._moved = False  # to another conversation, whose last lines were printed
         self._refused = False  # something that was typed will never be sent
         self._following: set[asyncio.Task[None]] = set()  # messages whose outcome is not known yet
 
@@ -71,12 +89,20 @@ class PlainChat:
         try:
             async for message in self._client.messages():
                 if message.conversation_id == self._conversation_id:
-                    print(format_line(message), file=self._out, flush=True)
-                    self._shown_seq = message.seq
+                    if not self._moved or message.seq > self._shown_seq:
+                        self._print([message])
                 elif not message.mine:
-                    self._note(f"{message.from_user} wrote in {message.conversation_id}: {one_line(message.text)}")
+                    self._note(f"{message.from_user} wrote in {message.conversation_id}: {elsewhere(message)}")
         except Stopped:
             pass  # the state said why
+
+    def _print(self, messages: Sequence[Message]) -> None:
+        """What is printed is read."""
+        for message in messages:
+            print(format_line(message), file=self._out, flush=True)
+            self._shown_seq = message.seq
+            if not message.mine:
+                self._client.read(message.conversation_id, message.seq)
 
     async def _tell_states(self) -> None:
         told, offline = "", False
@@ -96,7 +122,11 @@ class PlainChat:
 
     async def _write(self, lines: AsyncIterator[str]) -> int:
         try:
-            async for line in lines:
+            async for typed in lines:
+                word, line = self._commands.split(typed)
+                if word:
+                    await self._command(word, line)
+                    continue
                 while True:
                     try:
                         if self._to is not None:
@@ -112,9 +142,7 @@ class PlainChat:
                         break
                     except Stopped:
                         return 1
-                    task = asyncio.create_task(self._follow(sent, line))
-                    self._following.add(task)
-                    task.add_done_callback(self._following.discard)
+                    self._watch(sent, line)
                     break
             return await self._settle()
         finally:
@@ -122,9 +150,28 @@ class PlainChat:
                 task.cancel()
             await asyncio.gather(*self._following, return_exceptions=True)
 
+    async def _command(self, word: str, rest: str) -> None:
+        done = await try_command(self._commands, Place(self._conversation_id, self._to), word, rest)
+        for words in done.words:
+            self._note(words)
+        for sent in done.sent:
+            self._watch(sent, f"/{word} {rest}")
+        if done.go is not None:
+            self._conversation_id, self._to, self._moved = done.go.conversation_id, done.go.to, True
+            self._shown_seq = self._settled_seq = 0
+            self._note(f"here is {self._to or self._conversation_id} now")
+            self._print(await self._client.history(self._conversation_id, limit=HERE))
+
+    def _watch(self, sent: Sent, line: str) -> None:
+        task = asyncio.create_task(self._follow(sent, line))
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+
     async def _follow(self, sent: Sent, line: str) -> None:
         try:
-            self._settled_seq = max(self._settled_seq, (await sent.settled()).seq)
+            seq = (await sent.settled()).seq
+            if sent.conversation_id == self._conversation_id:
+                self._settled_seq = max(self._settled_seq, seq)
         except Refused as e:
             self._note(f"refused: {e}: {one_line(line)}")
             self._refused = True

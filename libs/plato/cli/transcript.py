@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from typing import Final
 
-from plato.client import Delivery, Message, Phase, State
+from plato.client import Conversation, Delivery, Message, MsgType, Phase, Role, State
+from plato.client.content import is_operation
 from plato.core.codes import Action, Code, action
 from plato.core.codes import text as code_text
 
 KEPT: Final = 1_000
+USERS_SHOWN: Final = 10
+_DONE_ELSEWHERE: Final = (MsgType.RECALL, MsgType.EDIT)
+"""Stored operations that show in the message that they mean."""
 _TICKS: Final = {Delivery.QUEUED: "…", Delivery.ACCEPTED: "✓", Delivery.STORED: "✓✓", Delivery.REFUSED: "✗"}
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """One message as it is shown. day, time ("HH:MM:SS"): local; None and "" before it has its place. tick: "" for foreign
-    messages."""
+    messages. event: an operation in words, `who` is in them. quote: what it answers. seq: 0 before it has its place."""
 
     day: date | None
     time: str
@@ -30,6 +34,9 @@ class Line:
     text: str
     tick: str
     mine: bool
+    event: bool = False
+    quote: str = ""
+    seq: int = 0
 
 
 def printable(text: str) -> str:
@@ -47,11 +54,81 @@ def one_line(text: str) -> str:
 def line_of(message: Message) -> Line:
     """One message as a line."""
     when = datetime.fromtimestamp(message.server_at_ms / 1000) if message.server_at_ms else None
-    tick = _TICKS[message.delivery] if message.mine else ""
+    event = is_operation(message.msg_type)
+    tick = _TICKS[message.delivery] if message.mine and not (event and message.seq) else ""
     if message.delivery is Delivery.REFUSED:
         tick += f" {code_text(message.code)}"
     day, clock = (when.date(), when.strftime("%H:%M:%S")) if when else (None, "")
-    return Line(day, clock, printable(message.from_user), printable(message.text), tick, message.mine)
+    words = operation_words(message) if event else message_words(message)
+    who, reply = printable(message.from_user), message.rich.reply if message.rich is not None else None
+    quote = f"{printable(reply.from_user)}: {printable(reply.text)}" if reply is not None else ""
+    return Line(day, clock, who, words, tick, message.mine, event, quote, message.seq)
+
+
+def message_words(message: Message) -> str:
+    """What a message says, for a terminal: its text, what is attached, what became of it."""
+    if message.recalled:
+        return "(recalled)"
+    rich = message.rich
+    parts = [message.text] if message.text or rich is None else []
+    for a in rich.attachments if rich is not None else ():
+        parts.append(f"[{a.name or a.attachment_id}, {max(1, a.size_bytes // 1_000)} kB]")
+    return printable(" ".join(parts)) + (" (edited)" if message.edited else "")
+
+
+def operation_words(message: Message) -> str:
+    """How a message changed its conversation: alice added bob."""
+    who, done = message.from_user, message.operation
+    if message.recalled:
+        return printable(f"{who} edited a message that was recalled")
+    if done is None:
+        return printable(f"{who} changed something that this program is too old to show")
+    users = ", ".join(done.users[:USERS_SHOWN]) + (
+        f" and {len(done.users) - USERS_SHOWN} more" if len(done.users) > USERS_SHOWN else ""
+    )
+    heir = f"; {done.owner} leads the group now" if done.owner else ""
+    meant = f"[{done.seq}]" if done.seq else "a message"
+    match done.kind:
+        case MsgType.GROUP_CREATE:
+            others = ", ".join(u for u in done.users[:USERS_SHOWN] if u != who)
+            words = f"{who} made the group {done.title!r}" + (f" with {others}" if others else "")
+        case MsgType.GROUP_ADD:
+            words = f"{who} added {users or 'nobody'}"
+        case MsgType.GROUP_REMOVE:
+            words = f"{who} removed {users or 'nobody'}{heir}"
+        case MsgType.GROUP_LEAVE:
+            words = f"{who} left{heir}"
+        case MsgType.GROUP_RENAME:
+            words = f"{who} named the group {done.title!r}"
+        case MsgType.GROUP_ROLE:
+            role = {Role.MEMBER: "a plain member", Role.ADMINISTRATOR: "an administrator", Role.OWNER: "the owner"}
+            words = f"{who} made {users or 'nobody'} {role[done.role]}"
+        case MsgType.RECALL:
+            words = f"{who} recalled {meant}"
+        case MsgType.EDIT:
+            words = f"{who} edited {meant}"
+        case _:
+            words = who
+    return printable(words)
+
+
+def conversation_name(conversation: Conversation) -> str:
+    """What a conversation is called in a list."""
+    return printable(conversation.title or conversation.peer or conversation.conversation_id)
+
+
+def conversation_words(conversation: Conversation) -> str:
+    """A conversation in one line of a list."""
+    notes = [f"{conversation.unread} unread"] if conversation.unread else []
+    notes += ["pinned"] if conversation.pinned_at_ms else []
+    notes += ["muted"] if conversation.muted_until_ms else []
+    notes += ["left"] if conversation.left else []
+    return conversation_name(conversation) + (f" ({', '.join(notes)})" if notes else "")
+
+
+def in_order(conversations: Iterable[Conversation]) -> list[Conversation]:
+    """As a list shows them: pinned ones first, then those with something unread, then by name."""
+    return sorted(conversations, key=lambda c: (-c.pinned_at_ms, not c.unread, conversation_name(c)))
 
 
 def new_days(lines: Iterable[Line], today: date) -> list[date | None]:
@@ -89,18 +166,28 @@ class Transcript:
         self._stored: dict[int, Message] = {}  # by seq
         self._refused: Sequence[Message] = ()
         self._unsettled: Sequence[Message] = ()
+        self._read: dict[str, int] = {}  # others → up to where they have read
 
     @property
     def first_seq(self) -> int | None:
         """The oldest stored message that is shown; None: there is none."""
         return min(self._stored, default=None)
 
+    @property
+    def last_seq(self) -> int | None:
+        """The newest stored message that is shown; None: there is none."""
+        return max(self._stored, default=None)
+
     def add(self, messages: Iterable[Message]) -> bool:
-        """Takes in stored messages; the oldest go when there are too many. True: something is new."""
-        before = len(self._stored)
+        """Takes in stored messages, hidden ones out; the oldest go when there are too many. True: something is different."""
+        before = dict(self._stored)
         for message in messages:
-            self._stored[message.seq] = message
-        grown = len(self._stored) > before
+            known = self._stored.get(message.seq)
+            if message.hidden:
+                self._stored.pop(message.seq, None)
+            elif known is None or known.changed_seq <= message.changed_seq:
+                self._stored[message.seq] = message
+        grown = self._stored != before
         for seq in sorted(self._stored)[: max(0, len(self._stored) - KEPT)]:
             del self._stored[seq]
         return grown
@@ -113,8 +200,25 @@ class Transcript:
         return True
 
     def lines(self) -> list[Line]:
-        """Everything, in order."""
-        stored = [self._stored[seq] for seq in sorted(self._stored)]
+        """Everything, in order; without the recalls and edits that are done: the messages that they mean show them."""
+        stored = [self._stored[s] for s in sorted(self._stored) if self._stored[s].msg_type not in _DONE_ELSEWHERE]
         keys = {m.client_msg_id for m in stored if m.mine}
         waiting = [m for m in self._unsettled if m.client_msg_id not in keys]
-        return [line_of(m) for m in (*stored, *self._refused[-20:], *waiting)]
+        lines = [line_of(m) for m in (*stored, *self._refused[-20:], *waiting)]
+        newest = {
+            user: max((n.seq for n in lines if n.mine and 0 < n.seq <= upto), default=0)
+            for user, upto in self._read.items()
+        }
+        return [self._ticked(line, [user for user, seq in newest.items() if seq == line.seq > 0]) for line in lines]
+
+    def read_by(self, user: str, seq: int) -> bool:
+        """Somebody else has read up to here. True: that is news."""
+        if seq <= self._read.get(user, 0):
+            return False
+        self._read[user] = seq
+        return True
+
+    def _ticked(self, line: Line, readers: list[str]) -> Line:
+        """At the newest own message that somebody has read it says so."""
+        names = ", ".join(map(printable, sorted(readers)))
+        return replace(line, tick=f"{line.tick} read by {names}") if names and line.tick else line

@@ -44,6 +44,7 @@ from plato.client.api import (
     StoreForeign,
     StoreInUse,
     Typing,
+    Unreachable,
 )
 from plato.client.client import Client
 from plato.client.content import Attachment, MsgType, Operation, Quote, Rich, Role
@@ -81,4 +82,5 @@ __all__ = [
     "StoreInUse",
     "TokenProvider",
     "Typing",
+    "Unreachable",
 ]

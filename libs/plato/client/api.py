@@ -3,6 +3,7 @@
 ClientError
 ├── Refused       the platform refused this message for good; carries the code
 ├── Stopped       the connection ended with a final code (replaced, kicked, logged out) or the client was closed
+├── Unreachable   the HTTP API did not answer; whether it did what was asked is unknown
 ├── OutboxFull    more waits to be sent than the outbox may hold; nothing was written
 └── StoreError    the store cannot be used
     ├── StoreInUse    another process has it open
@@ -36,6 +37,10 @@ class Stopped(ClientError):
     def __init__(self, code: int | None, detail: str = "") -> None:
         super().__init__("the client is closed" if code is None else f"{detail or text(code)} (code {code})")
         self.code = code
+
+
+class Unreachable(ClientError):
+    """The HTTP API did not answer, or is too busy; the same again later."""
 
 
 class OutboxFull(ClientError):

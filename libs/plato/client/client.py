@@ -44,6 +44,7 @@ from plato.client.core.model import (
     Writes,
 )
 from plato.client.core.session import Machine
+from plato.client.http import Http
 from plato.client.linkpair import LinkPair
 from plato.client.links import TlsOptions, parse
 from plato.client.operations import Operations
@@ -86,6 +87,7 @@ class Client(Views, Operations):
         network: str = "",
         tls: ssl.SSLContext | None = None,
         tls_name: str = "",
+        api_url: str = "",
     ) -> None:
         """token: the user's token, or who gives one (TokenProvider); asked again when the platform refuses the last.
 
@@ -97,7 +99,8 @@ class Client(Views, Operations):
         `send(to=…)` works before it; by default read from the store or from the token. network: the kind of
         network that this device is in now, as the application names it ("wifi", "cellular"); heartbeats are learnt for
         each. tls: the certificates that are trusted, for gateways that speak TLS (`ssl.create_default_context()`);
-        tls_name: the name in theirs, since lists name gateways by address. Raises ValueError.
+        tls_name: the name in theirs, since lists name gateways by address. api_url: of the HTTP API, for `http`.
+        Raises ValueError.
         """
         super().__init__()
         if isinstance(gateways, str):
@@ -113,6 +116,7 @@ class Client(Views, Operations):
         self._gateways = tuple(gateways)
         self._listing = ipconfig_url is not None
         self._access = Access(token, ipconfig_url, transport)
+        self._http = Http(api_url, self._access) if api_url else None
         self._device_id = device_id
         self._given_user = user
         self._transport = transport
@@ -229,6 +233,13 @@ class Client(Views, Operations):
     def device_id(self) -> int:
         """This installation's id."""
         return self._machine.device_id
+
+    @property
+    def http(self) -> Http:
+        """The HTTP API as this user. Raises ValueError where the client was made without its api_url."""
+        if self._http is None:
+            raise ValueError("this client knows no HTTP API: give Client its api_url")
+        return self._http
 
     async def states(self) -> AsyncIterator[State]:
         """The state now and each later one, until the client stops; a slow reader misses some in between, never the last."""

@@ -55,7 +55,12 @@ ALTER TABLE conversation ADD COLUMN title TEXT NOT NULL DEFAULT '';
 ALTER TABLE conversation ADD COLUMN members INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE conversation ADD COLUMN has_left INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE conversation ADD COLUMN group_seq INTEGER NOT NULL DEFAULT 0;
--- role NULL: no member any more. seq: of the operation that made it so; the greatest one holds.
+-- seq: of an EDIT, by the message that it means: where that is recalled, what it said goes too.
+CREATE TABLE edit (
+    conversation_id TEXT NOT NULL, msg_id INTEGER NOT NULL, seq INTEGER NOT NULL,
+    PRIMARY KEY (conversation_id, msg_id, seq)
+) WITHOUT ROWID;
+-- role NULL: no member any more. seq: of the operation that made it so, the greatest one holds.
 CREATE TABLE member (
     conversation_id TEXT NOT NULL, user TEXT NOT NULL, seq INTEGER NOT NULL, role INTEGER,
     PRIMARY KEY (conversation_id, user)
@@ -141,8 +146,8 @@ class Store:
                     " recalled=excluded.recalled WHERE excluded.changed_seq > changed_seq",
                     [_ROW_VALUES(row) for row in writes.rows],
                 )
-            if writes.revisions:
-                many(_REVISE, [_revision(r) for r in writes.revisions])
+            for revision in writes.revisions:
+                self._revise(revision)
             for membership in writes.memberships:
                 self._join(membership)
             if writes.places:
@@ -341,7 +346,7 @@ class Store:
             ).fetchall():
                 row = _row(values)
                 if (revision := groups.revision_of(row)) is not None:
-                    run(_REVISE, _revision(revision))
+                    self._revise(revision)
                 for membership in groups.memberships_of(row):
                     self._join(membership)
                 groups.operate(threads.setdefault(row.conversation_id, Thread(row.conversation_id)), row, user)
@@ -355,6 +360,18 @@ class Store:
         except BaseException:
             run("ROLLBACK")
             raise
+
+    def _revise(self, r: Revision) -> None:
+        run = self._writer.execute
+        run(_REVISE, (r.msg_type, r.body, r.recalled, r.changed_seq, r.msg_id, r.conversation_id, r.changed_seq))
+        if r.recalled:
+            run(
+                "UPDATE message SET body = x'', recalled = 1, changed_seq = ?1 WHERE conversation_id = ?2 AND seq IN"
+                " (SELECT seq FROM edit WHERE conversation_id = ?2 AND msg_id = ?3) AND changed_seq < ?1",
+                (r.changed_seq, r.conversation_id, r.msg_id),
+            )
+        else:
+            run("INSERT OR IGNORE INTO edit VALUES (?,?,?)", (r.conversation_id, r.msg_id, r.changed_seq))
 
     def _join(self, m: Membership) -> None:
         if m.role == Role.OWNER:
@@ -426,7 +443,3 @@ def _lock(path: Path) -> int:
 
 def _row(values: Sequence[Any]) -> Row:
     return Row(*(*values[:-1], bool(values[-1])))
-
-
-def _revision(r: Revision) -> tuple[str | int | bytes | None, ...]:
-    return r.msg_type, r.body, r.recalled, r.changed_seq, r.msg_id, r.conversation_id, r.changed_seq

@@ -138,11 +138,16 @@ def _revise(conversation: Conversation, user: str, asked: content.Operation, kin
         return Code.NOT_ALLOWED
     row.changed_seq = seq
     if kind == "RECALL":
-        row.Content, row.recalled = b"", True
+        for gone in (row, *(r for r in conversation.rows if _edits(r, row.MsgID))):
+            gone.Content, gone.recalled, gone.changed_seq = b"", True, seq
     else:
         row.Content, row.msg_type = asked.body, asked.msg_type
     asked.seq = row.seq
     return Done(asked.SerializeToString())
+
+
+def _edits(row: pb.PushMsg, msg_id: int) -> bool:
+    return row.msg_type == content.EDIT and content.Operation.FromString(row.Content).msg_id == msg_id
 
 
 @dataclass(slots=True)

@@ -13,7 +13,8 @@ from plato.wire.v1 import client_pb2 as pb
 
 
 def revision_of(row: Row) -> Revision | None:
-    """What this row, an operation, makes of the message that it means; None: it means none."""
+    """What this row, an operation, makes of the message that it means; None: it means none (any more: of a recalled message
+    the edits are emptied too)."""
     found = operation_of(row.msg_type, row.body)
     if found is None or not 0 < found.msg_id < 1 << 63:
         return None

@@ -1,0 +1,86 @@
+"""A family on its devices while processes are killed by -9: whatever happened, every device shows the same, and it is true.
+
+People have two devices each, a bot answers; gateway, state, msg, Valkey and PostgreSQL are killed. PLATO_FAMILY_S: for how
+long (60); PLATO_FAULTS_SEED: which evening. At the end everybody gets one more device, which must come to the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from plato.local.cluster import LocalCluster
+
+from tests.faults.night import SEED, Night
+from tests.faults.waiting import until
+from tests.product import family_doctored
+from tests.product.family import Home
+from tests.product.family_checker import Kind, check
+
+FAMILY_S = float(os.environ.get("PLATO_FAMILY_S", "60"))
+SETTINGS = {"state.heartbeat_ms": 5_000, "local.msgs": 2}
+PEOPLE = {"alice": 2, "bob": 2, "carol": 1, "bot": 1}
+KINDS = ("worker", "link", "state", "msg", "valkey", "postgres")
+RATE_PER_S = 12.0
+
+
+class Evening(Night):
+    """A night that lasts for a time, and whose kills begin with one of each kind."""
+
+    async def last(self, for_s: float, chance: random.Random) -> None:
+        """Kills until the time is over, then waits until all is repaired."""
+        began = time.monotonic()
+        order = list(KINDS)
+        while time.monotonic() - began < for_s or order:
+            kind = order.pop() if order else chance.choice(KINDS)
+            if chance.random() < 0.8:
+                with contextlib.suppress(TimeoutError):
+                    await until(self._ready, 15.0)
+            pid = await until(partial(self._one, kind, chance), 60.0, f"no process of kind {kind} runs")
+            os.kill(pid, signal.SIGKILL)
+            self.kills[kind] += 1
+            self.log.append(f"{time.monotonic() - began:6.1f} s  {kind:<9} pid {pid}")
+            await asyncio.sleep(chance.uniform(1.0, 4.0))  # the pace of the evening, nothing is waited for
+        await until(self._ready, 60.0, "the cluster did not repair itself after the last kill")
+        self.over = True
+
+
+@pytest.mark.timeout(FAMILY_S + 420)
+async def test_every_device_shows_the_same_whatever_is_killed(
+    new_cluster: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = new_cluster(SETTINGS)  # type: ignore[operator]
+    assert isinstance(cluster, LocalCluster)
+    evening = Evening(cluster)
+    async with Home(cluster, tmp_path, PEOPLE) as home:
+        living = asyncio.create_task(home.live(RATE_PER_S, lambda: evening.over, SEED))
+        try:
+            await evening.last(FAMILY_S, random.Random(SEED))
+        finally:
+            evening.over = True
+            await living
+        findings, _ = await home.rest(90.0)
+        assert findings == [], "\n".join([*map(str, findings[:20]), *evening.log])
+        await home.late()
+        findings, family = await home.rest(60.0)
+        with capsys.disabled():
+            print(f"\nfamily, seed {SEED}: {len(home.devices)} devices, {len(home.sent)} messages and operations")
+            print("  kills " + "  ".join(f"{kind} {n}" for kind, n in sorted(evening.kills.items())))
+            print("  " + "  ".join(f"{act} {n}" for act, n in sorted(home.acts.items())))
+            print(f"  refused {len(home.refused)}; findings {len(findings)}")
+        assert findings == [], "\n".join([*map(str, findings[:20]), *evening.log])
+    assert all(evening.kills[kind] for kind in KINDS)
+    assert any(row.recalled for row in family.rows)
+    assert any(row.changed_seq and not row.recalled for row in family.rows)
+    assert family.hidden
+    for name, broken, kind in family_doctored.all_of(family):
+        assert kind in {f.kind for f in check(broken)}, name
+    assert Kind.MESSAGES in {f.kind for f in check(family_doctored.lose(family))}
+    cluster.down()

@@ -6,9 +6,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -28,6 +31,7 @@ SETTINGS = {
     "state.repeat_min_ms": 300,
     "msg.member_stale_ms": 500,
 }
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(240)
 people = itertools.count(1)
 
@@ -190,3 +194,25 @@ async def test_typing_and_online_are_told_to_who_shares_the_conversation_only(to
         assert not strangers.heard
         assert not strangers.typing
         assert not hers.typing
+
+
+async def test_the_programs_of_the_pages_print_what_the_pages_say(town: LocalCluster) -> None:
+    page = (ROOT / "docs" / "read-state.md").read_text(encoding="utf-8")
+    program, output = re.findall(r"```(?:python)?\n(.*?)```", page, re.DOTALL)
+    assert await ran(program, town.api_url, town.token("alice"), town.token("bob")) == output
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "devices.md").read_text("utf-8"), re.DOTALL)
+    async with Device(town, "alice", 1) as first, Device(town, "alice", 2) as second:
+        printed = await ran(program, town.api_url, town.token("alice"))
+        assert printed == "test -\ntest -\nlogged out: 1\nleft: 1\nalice is online: True\n"
+        await until(lambda: second.kicked == Code.KICKED)
+        assert first.live.is_set()
+
+
+async def ran(program: str, *arguments: str) -> str:
+    """What a program of a page prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, err.decode()
+    return out.decode()

@@ -47,12 +47,14 @@ def judge(
     if is_member:
         return Code.OK, kind or "", ()
     if conversation_id.startswith(DIALOGUE_PREFIX):
-        if kind is not None or not to_user:
+        if not to_user:
             return Code.NOT_A_MEMBER, "", ()
         if not is_user_id(to_user):
             return Code.BAD_TO_USER, "", ()
         if dialogue_id(from_user, to_user) != conversation_id:
             return Code.BAD_CONVERSATION, "", ()
+        if kind is not None:  # looked at last: whom it does not fit is told the same whether it exists or not
+            return Code.NOT_A_MEMBER, "", ()
         return Code.OK, DIALOGUE, (from_user,) if to_user == from_user else (from_user, to_user)
     if is_open_id(conversation_id) and rules.guests and members < rules.open_members:
         return Code.OK, OPEN, (from_user,)

@@ -30,6 +30,7 @@ from plato_msg.api import conversations as conversations_api
 from plato_msg.api import friends as friends_api
 from plato_msg.api import groups as groups_api
 from plato_msg.api import messages as messages_api
+from plato_msg.api import search as search_api
 from plato_msg.attachments import Attachments, Limits
 from plato_msg.attachments_pg import PgAttachments
 from plato_msg.conversations import Conversations
@@ -37,11 +38,15 @@ from plato_msg.core.policy import Rules
 from plato_msg.devices import Devices
 from plato_msg.groups import Groups
 from plato_msg.operations import Operations
+from plato_msg.search import Search
 from plato_msg.service import MsgService, Options
 from plato_msg.store_pg import PgMsgStore
+from plato_msg.texts_pg import PgTexts
 
 PIPELINE_CONNECTIONS = 4
 READ_CONNECTIONS = 4
+SEARCH_CONNECTIONS = 2
+"""For searches and for their index, so that neither takes one from anybody else."""
 HEAD_ROOM_BYTES = 2_048
 """What a frame keeps free for what is not the body, as the state shards have it."""
 _WAIT_S = 0.5
@@ -61,6 +66,7 @@ async def main(settings: Settings) -> int:
     info: dict[str, str] = {}
     database = Database(uri, schema, size=PIPELINE_CONNECTIONS)
     reads = Database(uri, schema, size=READ_CONNECTIONS)
+    searches = Database(uri, schema, size=SEARCH_CONNECTIONS)
     topology = topology_source(settings.topology)
     bus = buses.reader(settings, database)
     orders = buses.producer(settings, reads)
@@ -103,6 +109,7 @@ async def main(settings: Settings) -> int:
         store.reservations,
         allocators.choose(settings.msg.allocator, PgMsgStore(database), store.counters),
         before,
+        searches if settings.msg.search else None,
     )
     told = webhooks.build(settings.msg, secret, service, reads, router)
     groups = Groups(orders, PgMsgStore(reads))
@@ -132,6 +139,9 @@ async def main(settings: Settings) -> int:
         people.router(Devices(reads, router, store.sessions, shards, topology)),
         attachments.router(files),
         friends_api.router(service.friends),
+        search_api.router(
+            Search(PgTexts(searches), within_ms=settings.msg.search_ms) if settings.msg.search else None
+        ),
         events.router(service.feed if settings.msg.events else None),
     ]
     api = app.application(door, routers, not_ready, settings.msg.http_origins)
@@ -182,6 +192,7 @@ async def main(settings: Settings) -> int:
         await orders.close()
         await database.close()
         await reads.close()
+        await searches.close()
         if blobs is not None:
             await blobs.close()
         with contextlib.suppress(Unavailable):

@@ -34,6 +34,8 @@ from plato_msg.owner import TICK_S, Ownership
 from plato_msg.reads import Reads
 from plato_msg.retention import Retention
 from plato_msg.store_pg import PUSH_MEMBERS, Database, PgMsgStore
+from plato_msg.texts import Texts
+from plato_msg.texts_pg import PgTexts
 from plato_msg.uplink import Uplinks
 from plato_msg.userstate import UserStates
 
@@ -80,9 +82,10 @@ class MsgService:
         reservations: ReservationStore,
         allocator: Allocator | None = None,
         hook: BeforeHook | None = None,
+        searches: Database | None = None,
     ) -> None:
         """database: for the pipeline; reads: for history, so that a flood of reads does not slow the pipeline. hook: is
-        asked about messages before they are stored."""
+        asked about messages before they are stored. searches: for the index of texts; None: none is kept."""
         self._options = options
         self._topology = topology
         self._bus = bus
@@ -131,6 +134,7 @@ class MsgService:
         self.retention = Retention(
             database, lambda: self.owners.held, options.partitions, options.message_retention_days
         )
+        self.texts = Texts(PgTexts(searches), lambda: self.owners.held, options.partitions) if searches else None
         self.ids: MsgIds | None = None
         """None before the topology named us."""
         self._reserved = False
@@ -179,6 +183,7 @@ class MsgService:
             partitions=self._options.partitions,
             batch_records=self._options.batch_records,
             hook=self._hook,
+            committed=self.texts.committed if self.texts is not None else None,
         )
 
     async def run(self) -> None:
@@ -201,6 +206,8 @@ class MsgService:
             tasks.create_task(forever("trim", self._trim()), name="trim")
             if self._options.message_retention_days:
                 tasks.create_task(forever("retention", self.retention.run()), name="retention")
+            if self.texts is not None:
+                tasks.create_task(forever("texts", self.texts.run()), name="texts")
             tasks.create_task(forever("gauges", self._measure()), name="gauges")
 
     async def leave(self) -> None:

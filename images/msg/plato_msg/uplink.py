@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from plato.core.codes import Code
@@ -58,8 +59,9 @@ class Uplinks:
         partitions: int,
         batch_records: int,
         hook: BeforeHook | None = None,
+        committed: Callable[[Plan], None] | None = None,
     ) -> None:
-        """hook: is asked about messages before they are stored."""
+        """hook: is asked about messages before they are stored. committed: is told of each batch."""
         self._bus = bus
         self._store = store
         self._owners = owners
@@ -70,6 +72,7 @@ class Uplinks:
         self._partitions = partitions
         self._batch_records = batch_records
         self._hook = hook
+        self._committed = committed
         self._waiting: set[int] = set()  # partitions that may hold records
         self._seen: set[Held] = set()  # owned at the last step: others are looked at without a hint
         self._polled_at = 0.0
@@ -200,6 +203,8 @@ class Uplinks:
             metrics.BATCH_SECONDS.observe(time.perf_counter() - begun)
             tickets = [under[guard.partition].committed(guard.new_position, guard.fanned_out) for guard in guards]
         self._count(plan, poison)
+        if self._committed is not None:
+            self._committed(plan)
         return plan.decisions, tickets
 
     def _decode(self, part: list[BusRecord], faulty: dict[tuple[int, int], str]) -> tuple[list[Uplink], list[Poison]]:

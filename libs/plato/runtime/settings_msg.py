@@ -82,6 +82,8 @@ class MsgSettings(Section):
     friends_only: bool = Field(
         False, description="Only friends may write to a user in a dialogue, unless the user says otherwise."
     )
+    search: bool = Field(True, description="Messages can be searched; off: no index is kept, and searches are refused.")
+    search_ms: int = Field(2_000, ge=100, le=8_000, description="A search ends after this, in words.")
     allocator: Literal["single_writer", "redis", "segment"] = Field(
         "single_writer", description="Who gives seqs; see docs/allocators.md. May change at any start."
     )

@@ -181,8 +181,9 @@ def test_policy_of_later_messages_asks_for_membership_only() -> None:
     known = Known({}, {ALICE_BOB: Conversation(policy.DIALOGUE, 5, {"alice": 0, "bob": 0})})
     for to_user in ("bob", "", "carol"):
         assert judged_codes([uplink("alice", to_user)], known, Rules(False)) == [Code.OK]
-    for to_user in ("bob", "", "alice"):
-        assert judged_codes([uplink("carol", to_user)], known, Rules(True)) == [Code.NOT_A_MEMBER]
+    for to_user, code in (("bob", Code.BAD_CONVERSATION), ("", Code.NOT_A_MEMBER), ("alice", Code.BAD_CONVERSATION)):
+        assert judged_codes([uplink("carol", to_user)], known, Rules(True)) == [code]
+        assert judged_codes([uplink("carol", to_user)], Known(), Rules(True)) == [code], "whether it exists or not"
 
 
 def test_policy_of_an_open_conversation_has_a_cap_and_keeps_its_members() -> None:

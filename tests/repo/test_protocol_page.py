@@ -11,11 +11,12 @@ from plato.api import names
 from plato.client.core import backoff, repeats, session
 from plato.core import codes
 from plato.core.codes import Code
-from plato.core.conversations import dialogue_id
+from plato.core.conversations import dialogue_id, group_id
 from plato.core.frames import DEFAULT_LIMIT_BYTES, pack
 from plato.runtime.settings import Settings
 from plato.topology.record import Gateway
 from plato.wire.v1 import client_pb2 as pb
+from plato.wire.v1 import content_pb2 as content
 from plato_gateway import downlink
 from plato_gateway.core import websocket
 from plato_ipconfig import app as ipconfig
@@ -23,7 +24,10 @@ from plato_ipconfig import app as ipconfig
 from tests.repo.tracked import text
 
 PAGE = text("docs/protocol.md")
-MESSAGES: dict[str, Descriptor] = dict(pb.DESCRIPTOR.message_types_by_name)
+MESSAGES: dict[str, Descriptor] = {
+    **pb.DESCRIPTOR.message_types_by_name,
+    **content.DESCRIPTOR.message_types_by_name,
+}
 SCALARS = {
     FieldDescriptor.TYPE_UINT64: "uint64",
     FieldDescriptor.TYPE_UINT32: "uint32",
@@ -117,6 +121,15 @@ def test_the_timers_and_limits() -> None:
     assert f"port {names.GATEWAY_WS_PORT}, path `{names.WS_PATH}`" in PAGE
     assert f"(port {names.IPCONFIG_PORT})" in PAGE
     assert f"`{dialogue_id('alice', 'bob')}`" in PAGE
+    assert f"`{group_id('alice', bytes(16))}`" in PAGE
+
+
+def test_the_operations() -> None:
+    said = {int(row[0]): row[1] for row in tables(section("## 12. Bodies and operations"))[0]}
+    assert said == {number: name for name, number in content.MsgType.items() if number >= 1_000}
+    settings = Settings().msg
+    assert f"`msg.recall_limit_s` ({settings.recall_limit_s:,})" in PAGE
+    assert f"`msg.edit_limit_s` ({settings.edit_limit_s:,})" in PAGE
 
 
 def test_the_statuses_of_a_websocket() -> None:

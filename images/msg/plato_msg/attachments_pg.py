@@ -82,18 +82,22 @@ class PgAttachments:
         return [row[0] for row in rows]
 
     async def forget(self, attachment_ids: Collection[str], older_than_s: float) -> list[str]:
-        """Hides those of them that still are unused, for good: a message that comes now is refused. Returns them."""
+        """Hides those of them that still are unused, for good: a message that comes now is refused. Returns them. One that
+        another message uses still counts as used again."""
         async with self._database.connection() as connection:
             rows = await connection.fetch(
                 # FOR UPDATE: not while a batch that references it holds it.
                 "WITH held AS MATERIALIZED (SELECT attachment_id FROM im_attachment WHERE attachment_id = ANY ($1)"
-                "   AND unused_since < now() - make_interval(secs => $2) FOR UPDATE SKIP LOCKED)"
-                " UPDATE im_attachment a SET stored = false FROM held WHERE a.attachment_id = held.attachment_id"
-                " RETURNING a.attachment_id",
+                "   AND unused_since < now() - make_interval(secs => $2) FOR UPDATE SKIP LOCKED),"
+                " judged AS (SELECT h.attachment_id, EXISTS (SELECT FROM im_attachment_use u"
+                "   WHERE u.attachment_id = h.attachment_id) AS used FROM held h)"
+                " UPDATE im_attachment a SET stored = a.stored AND j.used,"
+                "   unused_since = CASE WHEN j.used THEN NULL ELSE a.unused_since END"
+                " FROM judged j WHERE a.attachment_id = j.attachment_id RETURNING a.attachment_id, j.used",
                 list(attachment_ids),
                 older_than_s,
             )
-        return [row[0] for row in rows]
+        return [row[0] for row in rows if not row[1]]
 
     async def remove(self, attachment_ids: Sequence[str]) -> None:
         """Their blobs are gone: the rows go too."""

@@ -36,6 +36,13 @@ WITH old AS MATERIALIZED (
     ) o WHERE o.server_at < now() - make_interval(days => $2)
 ), edits AS (
     DELETE FROM im_edit e USING old WHERE e.conversation_id = old.conversation_id AND e.of_seq = old.seq
+), texts AS (
+    DELETE FROM im_text t USING old WHERE t.conversation_id = old.conversation_id AND t.seq = old.seq
+), uses AS (
+    DELETE FROM im_attachment_use u USING old WHERE u.conversation_id = old.conversation_id AND u.seq = old.seq
+    RETURNING u.attachment_id
+), unused AS (  -- or perhaps not: whoever removes what is unused looks whether it still is used
+    UPDATE im_attachment a SET unused_since = now() FROM uses WHERE a.attachment_id = uses.attachment_id
 )
 DELETE FROM im_message m USING old WHERE m.conversation_id = old.conversation_id AND m.seq = old.seq
 RETURNING m.conversation_id

@@ -17,6 +17,7 @@ from plato.wire.v1.bus_pb2 import GroupChange, Record
 from plato_msg.attachments_pg import PgAttachments, Stored
 from plato_msg.core.batch import decode
 from plato_msg.friends_pg import PgFriends
+from plato_msg.retention import Retention
 from plato_msg.store_pg import Batch
 
 G = "g:town"
@@ -142,6 +143,23 @@ async def test_what_is_removed_cannot_be_referenced_and_what_is_referenced_is_no
     assert (await outcome(c, rich("ann", "ben", unused)))[0] == Code.ATTACHMENT_UNKNOWN
     await attachments.remove([unused])
     assert await readers(attachments, used, "ben") == ["ben"]
+
+
+async def test_what_retention_removes_references_nothing_any_more(c: Cluster, database: Database) -> None:
+    await c.start()
+    attachments = PgAttachments(database)
+    one, two = await upload(attachments, "ann"), await upload(attachments, "ann")
+    for record in (rich("ann", "ben", one), rich("ann", "ben", two), rich("ann", "cid", two)):
+        assert (await outcome(c, record))[0] == Code.OK
+    await c.execute(
+        "UPDATE im_message SET server_at = now() - interval '9 days' WHERE conversation_id ="
+        f" '{dialogue_id('ann', 'ben')}'"
+    )
+    assert await Retention(database, lambda: range(PARTITIONS), PARTITIONS, 3).walk() == 2
+    assert set(await attachments.unused(-60.0, 10)) == {one, two}
+    assert await attachments.forget([one, two], -60.0) == [one]
+    assert await attachments.unused(-60.0, 10) == [one], "the other one is used still"
+    assert await readers(attachments, two, "ben", "cid") == ["cid"]
 
 
 async def test_who_is_blocked_is_refused_from_the_first_message_on(c: Cluster, database: Database) -> None:

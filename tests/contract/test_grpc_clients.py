@@ -17,7 +17,7 @@ from plato.adapters.msg_grpc import ATTEMPT_S, TOTAL_S, GrpcMsgs
 from plato.adapters.shards_grpc import DEADLINE_S, GrpcShards
 from plato.core.errors import Unavailable
 from plato.fakes.topology import FakeTopology
-from plato.ports import Delivery, Payload
+from plato.ports import Delivery, Payload, Position, Reading, Typing
 from plato.topology.record import Msg, Shard, Topology, even_ranges
 from plato.wire.v1 import client_pb2, msg_pb2, msg_pb2_grpc, state_pb2, state_pb2_grpc
 
@@ -76,6 +76,7 @@ class MsgServer(msg_pb2_grpc.MsgServicer):
     def __init__(self, number: int) -> None:
         self.number = number
         self.calls = 0
+        self.typed: list[tuple[str, str, bool]] = []
         self.refuse: grpc.StatusCode | None = None
         self.hang = asyncio.Event()
         self.hang.set()
@@ -89,6 +90,14 @@ class MsgServer(msg_pb2_grpc.MsgServicer):
 
     async def Pull(self, request: msg_pb2.PullRequest, context: Any) -> client_pb2.PulledMsg:
         return client_pb2.PulledMsg(ref=request.pull.ref, conversation_id=request.pull.conversation_id)
+
+    async def Read(self, request: msg_pb2.ReadRequest, context: Any) -> msg_pb2.ReadReply:
+        results = [msg_pb2.ReadResult(code=len(r.user_id), seq=r.seq + 1) for r in request.reads if r.conversation_id]
+        return msg_pb2.ReadReply(results=results)
+
+    async def Typing(self, request: msg_pb2.TypingRequest, context: Any) -> msg_pb2.TypingReply:
+        self.typed += [(t.user_id, t.typing.conversation_id, t.typing.stopped) for t in request.typing]
+        return msg_pb2.TypingReply()
 
 
 class Servers:
@@ -402,3 +411,30 @@ async def test_a_refusal_is_not_asked_again(servers: Servers, source: FakeTopolo
     with pytest.raises(Unavailable, match="INTERNAL: as told"):
         await asked(msgs)
     assert refusing.calls == 1
+
+
+async def test_read_positions_come_back_in_order(servers: Servers, source: FakeTopology, msgs: GrpcMsgs) -> None:
+    source.set(topology(1, msgs=(await servers.start(MsgServer(0)),)))
+    reads = [Reading("u" * n, "g:x", n << 60) for n in (1, 2, 3)]
+    assert await msgs.read(reads) == [Position(n, (n << 60) + 1) for n in (1, 2, 3)]
+    with pytest.raises(Unavailable, match="1 positions of 2"):
+        await msgs.read([Reading("u", "g:x", 1), Reading("u", "", 1)])
+
+
+async def test_typing_is_told_once_and_lost_with_the_process_that_is_gone(
+    servers: Servers, source: FakeTopology, msgs: GrpcMsgs
+) -> None:
+    source.set(topology(1))
+    with pytest.raises(Unavailable, match="names no msg process"):
+        await msgs.typing([Typing("alice", "g:x", False)])
+    good = MsgServer(1)
+    source.set(topology(2, msgs=(free_port(), await servers.start(good))))
+    lost = 0
+    for n in range(6):
+        try:
+            await msgs.typing([Typing("alice", f"g:{n}", True)])
+        except Unavailable:
+            lost += 1
+    assert lost == 1, "who is gone is asked last"
+    assert len(good.typed) == 5
+    assert good.typed[-1] == ("alice", "g:5", True)

@@ -4,6 +4,7 @@ no read."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from msg_harness import Cluster, cluster, until, up, written
 from plato.core.codes import Code
@@ -56,13 +57,13 @@ async def test_a_kick_meets_the_session_that_stands_and_needs_no_shard(postgres_
         read_many = c.routes.read_many
         raced: list[int] = []
 
-        async def read_then_race(users: list[str]) -> list[dict[int, Route]]:
+        async def read_then_race(users: Sequence[str]) -> list[dict[int, Route]]:
             routes = await read_many(users)
             if not raced:
                 raced.append(c.connect("alice", 1))  # it commits again between our look and our write
             return routes
 
-        c.routes.read_many = read_then_race  # type: ignore[method-assign,assignment]
+        c.routes.read_many = read_then_race  # type: ignore[method-assign]  # a login in between
         c.shards.away = {"s0"}
         assert await devices.kick("alice") == [1]
         assert c.memory.routes["alice", 1].conn_id == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -218,7 +218,11 @@ async def test_what_nobody_was_told_of_is_told_at_the_repeat(postgres_uri: str) 
         await written(c, ALICE_BOB, ["bob"] * 3, {"alice": 0, "bob": 0}, kind="dialogue")
         await states.pin("alice", ALICE_BOB, True)
         phone, bobs = c.connect("alice"), c.connect("bob")
-        c.routes.on_read = lambda users: asyncio.Event().wait()  # type: ignore[assignment,return-value]
+
+        async def hang(users: Sequence[str]) -> None:
+            await asyncio.Event().wait()
+
+        c.routes.on_read = hang
         looks = len(c.routes.reads)
         lost = asyncio.create_task(dying.read([Reading("alice", ALICE_BOB, 3)]))
         await until(lambda: len(c.routes.reads) > looks)  # it has committed, and is held for good

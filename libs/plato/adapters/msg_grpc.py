@@ -70,10 +70,18 @@ class GrpcMsgs:
                 for t in signals
             ]
         )
-        for name, process in self._order()[:1]:
-            channel = self._peers.channel(name, process.addr, process.uid)
-            call = channel.unary_unary("/plato.wire.v1.Msg/Typing", None, None)
+        processes = self._order()
+        if not processes:
+            raise Unavailable("the topology names no msg process")
+        name, process = processes[0]
+        channel = self._peers.channel(name, process.addr, process.uid)
+        call = channel.unary_unary("/plato.wire.v1.Msg/Typing", None, None)
+        try:
             await self._peers.answer(name, channel, call(request.SerializeToString(), timeout=TYPING_S))
+        except PeerUnavailable as e:
+            if e.away:
+                self._aside[process.uid] = time.monotonic() + ASIDE_S
+            raise
 
     async def close(self) -> None:
         """Closes the channels; calls on their way raise Unavailable."""

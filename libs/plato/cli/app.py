@@ -302,6 +302,9 @@ def chat(
     conversation: Annotated[
         str | None, typer.Option("--conversation", "-c", help="Id of a conversation instead.", show_default=False)
     ] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", help="A group that you are in: its title or id.", show_default=False)
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines in and out instead of a full screen.")] = False,
     transport: Annotated[str, typer.Option("--transport", help="tcp or ws.")] = "tcp",
     device: Annotated[
@@ -313,7 +316,7 @@ def chat(
     """Chat as USER through the embedded cluster, with its development key."""
     from plato.cli.chat import peer_fault, run_chat
 
-    if fault := peer_fault(to, conversation):
+    if fault := peer_fault(to, conversation, group):
         raise typer.BadParameter(fault)
     if transport not in ("tcp", "ws"):
         raise typer.BadParameter(f"--transport {transport!r}: tcp or ws")
@@ -332,6 +335,8 @@ def chat(
             user=user,
             to=to,
             conversation=conversation,
+            group=group,
+            api_url=cluster.api_url,
             token=token,
             store_path=store,
             ipconfig_url=cluster.ipconfig_url,

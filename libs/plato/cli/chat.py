@@ -7,11 +7,16 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
+from plato.cli.chat_commands import Commands
 from plato.cli.chat_plain import PlainChat, stdin_lines
 from plato.client import Client, StoreError, StoreInUse
 from plato.core.conversations import dialogue_id, is_conversation_id, is_user_id
+
+GROUP_S: Final = 10.0
+"""How long a group that is not known here is waited for."""
+LOOK_S: Final = 0.05
 
 
 async def run_chat(
@@ -25,22 +30,36 @@ async def run_chat(
     gateways: list[str],
     transport: Literal["tcp", "ws"],
     plain: bool,
+    group: str | None = None,
+    api_url: str = "",
 ) -> int:
     """Runs one chat until its user leaves; returns the exit code.
 
-    to or conversation: whom it is with. 0: left in good order. 1: a final code ended it, or the input ended with messages
-    unsettled or refused. 2: the store cannot be used, said in one line. Raises ValueError before anything else happened;
-    whatever nobody expected, when the terminal is as it was.
+    to, conversation or group (its title or id, of one that this user is in): whom it is with. 0: left in good order. 1: a
+    final code ended it, or the input ended with messages unsettled or refused. 2: the store cannot be used, or there is no
+    such group, said in one line. Raises ValueError before anything else happened; whatever nobody expected, when the
+    terminal is as it was.
     """
-    if fault := peer_fault(to, conversation):
+    if fault := peer_fault(to, conversation, group):
         raise ValueError(fault)
     conversation_id = dialogue_id(user, to) if to is not None else conversation
-    assert conversation_id is not None
     client = Client(
-        token, store_path, gateways, ipconfig_url=ipconfig_url, user=user, transport=transport, platform="chat"
+        token,
+        store_path,
+        gateways,
+        ipconfig_url=ipconfig_url,
+        user=user,
+        transport=transport,
+        platform="chat",
+        api_url=api_url,
     )
     try:
         async with client:
+            if conversation_id is None:
+                conversation_id = await _group(client, user, group or "")
+                if conversation_id is None:
+                    print(f"plato chat: {user} is in no group {group!r}; /list in a chat shows which", file=sys.stderr)
+                    return 2
             if plain:
                 return await _in_lines(PlainChat(client, conversation_id, to, sys.stdout, sys.stderr))
             from plato.cli.chat_screen import ChatScreen  # textual takes its time; lines need none of it
@@ -62,10 +81,21 @@ async def run_chat(
         return 2
 
 
-def peer_fault(to: str | None, conversation: str | None) -> str:
+async def _group(client: Client, user: str, name: str) -> str | None:
+    """The id of the group of this title or id; a new device is told its groups first. None: there is none."""
+    commands = Commands(client, user)
+    deadline = asyncio.get_running_loop().time() + GROUP_S
+    while asyncio.get_running_loop().time() < deadline:
+        if (found := commands.find(name)) is not None and found.to is None:
+            return found.conversation_id
+        await asyncio.sleep(LOOK_S)
+    return None
+
+
+def peer_fault(to: str | None, conversation: str | None, group: str | None = None) -> str:
     """What is wrong with the one that a chat is to be with, in words; "" if nothing is."""
-    if (to is None) == (conversation is None):
-        return "name either --to USER or --conversation ID"
+    if sum(one is not None for one in (to, conversation, group)) != 1:
+        return "name either --to USER or --group NAME or --conversation ID"
     if to is not None and not is_user_id(to):
         return f"--to {to!r}: a user's name is 1 to 64 bytes of UTF-8 without control characters"
     if conversation is not None and not is_conversation_id(conversation):

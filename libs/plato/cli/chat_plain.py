@@ -157,10 +157,19 @@ class PlainChat:
         for sent in done.sent:
             self._watch(sent, f"/{word} {rest}")
         if done.go is not None:
-            self._conversation_id, self._to, self._moved = done.go.conversation_id, done.go.to, True
-            self._shown_seq = self._settled_seq = 0
-            self._note(f"here is {self._to or self._conversation_id} now")
-            self._print(await self._client.history(self._conversation_id, limit=HERE))
+            await self._go(done.go)
+
+    async def _go(self, place: Place) -> None:
+        """To another conversation: its last lines, then what comes."""
+        here = await self._client.history(place.conversation_id, limit=HERE)
+        self._conversation_id, self._to, self._moved = place.conversation_id, place.to, True
+        self._shown_seq = self._settled_seq = 0
+        self._note(f"here is {self._to or self._conversation_id} now")
+        self._print(here)
+        known = self._client.conversation(self._conversation_id)
+        for seq in range(self._shown_seq + 1, known.cursor + 1 if known is not None and here else 0):
+            came = self._client.message(self._conversation_id, seq)  # while we looked
+            self._print([came] if came is not None and not came.hidden else [])
 
     def _watch(self, sent: Sent, line: str) -> None:
         task = asyncio.create_task(self._follow(sent, line))

@@ -91,7 +91,7 @@ def operation_words(message: Message) -> str:
     match done.kind:
         case MsgType.GROUP_CREATE:
             others = ", ".join(u for u in done.users[:USERS_SHOWN] if u != who)
-            words = f"{who} made the group {done.title!r}" + (f" with {others}" if others else "")
+            words = f"{who} made the group '{done.title}'" + (f" with {others}" if others else "")
         case MsgType.GROUP_ADD:
             words = f"{who} added {users or 'nobody'}"
         case MsgType.GROUP_REMOVE:
@@ -99,7 +99,7 @@ def operation_words(message: Message) -> str:
         case MsgType.GROUP_LEAVE:
             words = f"{who} left{heir}"
         case MsgType.GROUP_RENAME:
-            words = f"{who} named the group {done.title!r}"
+            words = f"{who} named the group '{done.title}'"
         case MsgType.GROUP_ROLE:
             role = {Role.MEMBER: "a plain member", Role.ADMINISTRATOR: "an administrator", Role.OWNER: "the owner"}
             words = f"{who} made {users or 'nobody'} {role[done.role]}"

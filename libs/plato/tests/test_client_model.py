@@ -70,8 +70,9 @@ class Device:
 
     def rows(self, conversation_id: str) -> list[Row]:
         """All that the store holds of a conversation, hidden or not, by seq."""
-        found = [row for _, row, _ in self.store.after(0, 100_000) if row.conversation_id == conversation_id]
-        return sorted(found, key=lambda row: row.seq)
+        thread = self.machine.thread(conversation_id)
+        found = [self.store.at(conversation_id, seq) for seq in range(1, thread.cursor + 1 if thread else 0)]
+        return [one[0] for one in found if one is not None]
 
     def round(self, crash: str = "") -> None:
         """Takes the effects and acts, as the edge does; a crash comes before or after they are durable."""
@@ -405,10 +406,12 @@ class World:
             for name in ("read_seq", "pinned_at_ms", "muted_until_ms", "peer_read_seq", "cleared_seq"):
                 assert getattr(mine, name) == getattr(told, name), name
         assert {f.user: f.words for f in device.store.friends()} == {u: f.words for u, (_, f) in state.friends.items()}
-        hidden = {(r.conversation_id, r.seq) for _, r, gone in device.store.after(0, 100_000) if gone}
-        for _, row, _ in device.store.after(0, 100_000):
+        hidden = set()
+        for _, row, gone in device.store.after(0, 100_000):
             place = row.conversation_id, row.seq
-            assert (place in hidden) is (place in state.hidden or row.seq <= state.of(row.conversation_id).cleared_seq)
+            assert gone is (place in state.hidden or row.seq <= state.of(row.conversation_id).cleared_seq)
+            if gone:
+                hidden.add(place)
         for conversation_id in self.platform.conversations:
             read_seq = device.machine.shared.of(conversation_id).position
             unread = [

@@ -15,6 +15,7 @@ from typing import Any, Final
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from plato.core.codes import Code
 from plato.core.errors import PeerError, Unavailable
 from prometheus_client import Counter
 from starlette.exceptions import HTTPException
@@ -34,6 +35,7 @@ _LOOPBACK: Final = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 _DESCRIPTION: Final = (
     "Conversations, messages, groups, devices. docs/http-api.md is the guide, docs/protocol.md the codes."
 )
+_TOO_LARGE: Final = b"Content Too Large"
 _requests = Counter("plato_msg_http_requests_total", "Answers of the HTTP API.", ["method", "route", "status"])
 
 
@@ -52,7 +54,6 @@ def application(
         docs_url=None,  # it would fetch its scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        max_body_size=BODY_MAX_BYTES,
         responses=problems.RESPONSES,
         telemetry={
             "tracing": False,
@@ -73,7 +74,7 @@ def application(
     ):
         app.add_exception_handler(kind, handler)
     for router in routers:
-        app.include_router(router)
+        app.include_router(router, max_body_size=BODY_MAX_BYTES)
     app.add_middleware(_Ready, not_ready=not_ready)
     app.add_middleware(KeepSlashes)
     app.add_middleware(
@@ -115,7 +116,7 @@ class _Ready:
 
 
 class _Counted:
-    """Counts answers."""
+    """Counts answers; what the framework says of a body that is too large becomes a problem as well."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -130,6 +131,11 @@ class _Counted:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+            if status == 413 and _plain(message):
+                await problems.answer(Problem(Code.BODY_TOO_LARGE))(scope, receive, send)
+                return
+            if status == 413 and message["type"] == "http.response.body" and message.get("body") == _TOO_LARGE:
+                return
             await send(message)
 
         try:
@@ -137,3 +143,9 @@ class _Counted:
         finally:
             route = getattr(scope.get("route"), "path", "none")
             _requests.labels(scope["method"], route, str(status or 500)).inc()
+
+
+def _plain(message: Message) -> bool:
+    return any(
+        name == b"content-type" and value.startswith(b"text/plain") for name, value in message.get("headers", ())
+    )

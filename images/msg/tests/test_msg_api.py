@@ -1,0 +1,239 @@
+"""The HTTP API's own rules, on the ASGI application: who is let in, what refusals look like, what ids may hold; and that a
+read by HTTP and one by frame are one contract, on the same histories."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msg_harness import Cluster, cluster
+from plato.core import webhooks
+from plato.core.codes import Code
+from plato.core.errors import Unavailable
+from plato.fakes.tokens import FakeTokens
+from plato.wire.v1 import client_pb2 as wire
+from plato.wire.v1 import content_pb2 as content
+from plato_msg.api import app, conversations, problems, render
+from plato_msg.api.auth import Door
+from plato_msg.core import cursors
+from plato_msg.history import History
+from plato_msg.reads import Reads
+from plato_msg.store_pg import PgMsgStore
+from test_msg_history import fill
+
+PATH = "/v1/conversations/room/messages"
+
+
+class Pulls:
+    """Answers every pull with one row; or raises."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, wire.PullMsg]] = []
+        self.fault: Exception | None = None
+
+    async def pull(self, user: str, pull: wire.PullMsg) -> wire.PulledMsg:
+        self.asked.append((user, pull))
+        if self.fault is not None:
+            raise self.fault
+        row = wire.PushMsg(MsgID=2**60, seq=1, Content=b"hi", conversation_id=pull.conversation_id)
+        return wire.PulledMsg(conversation_id=pull.conversation_id, rows=[row], newest_seq=1)
+
+
+class World:
+    def __init__(self, pulls: Any = None) -> None:
+        self.tokens = FakeTokens()
+        self.pulls = pulls or Pulls()
+        self.now_ms = 0.0
+        self.why = ""
+        states: Any = None  # asked by none of these routes
+        self.app = app.application(
+            Door(self.tokens, 2, 10, lambda: self.now_ms),
+            [conversations.router(self.pulls, states)],
+            lambda: self.why,
+        )
+
+    @asynccontextmanager
+    async def client(self, token: str = "fake:alice") -> AsyncIterator[httpx.AsyncClient]:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as client:
+            yield client
+
+
+def refused(answer: httpx.Response, status: int, code: int) -> dict[str, Any]:
+    assert answer.headers["content-type"] == problems.MEDIA_TYPE
+    said: dict[str, Any] = answer.json()
+    assert said.keys() == {"type", "title", "status", "detail", "code", "retry_ms"}
+    assert (answer.status_code, said["status"], said["code"]) == (status, status, code)
+    return said
+
+
+# ── who is let in ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_persons_token_acts_for_that_person_alone() -> None:
+    world = World()
+    async with world.client() as client:
+        assert (await client.get(PATH)).status_code == 200
+        assert (await client.get(PATH, headers={"Plato-User": "alice"})).status_code == 200
+        refused(await client.get(PATH, headers={"Plato-User": "bob"}), 403, Code.NOT_ALLOWED)
+    assert {user for user, _ in world.pulls.asked} == {"alice"}
+
+
+async def test_a_server_names_whom_it_acts_for_in_utf8() -> None:
+    world = World()
+    async with world.client("fake+server:shop") as client:
+        refused(await client.get(PATH), 400, Code.MALFORMED)
+        assert (await client.get(PATH, headers=[(b"Plato-User", "жук".encode())])).status_code == 200
+        refused(await client.get(PATH, headers={"Plato-User": "x" * 65}), 400, Code.MALFORMED)
+    assert [user for user, _ in world.pulls.asked] == ["жук"]
+
+
+@pytest.mark.parametrize("code", [Code.TOKEN_EXPIRED, Code.TOKEN_NOT_YET_VALID, Code.TOKEN_INVALID])
+async def test_a_refused_token_is_401_with_its_code(code: Code) -> None:
+    world = World()
+    world.tokens.refuse("fake:alice", code)
+    async with world.client() as client:
+        answer = await client.get(PATH)
+    refused(answer, 401, code)
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+async def test_who_asks_too_often_is_told_when_to_come_back_and_others_are_not_held_up() -> None:
+    world = World()
+    async with world.client() as client:
+        for _ in range(8):  # two a second, four seconds' worth at once
+            assert (await client.get(PATH)).status_code == 200
+        answer = await client.get(PATH)
+        assert 0 < refused(answer, 429, Code.TOO_FAST)["retry_ms"] <= 500
+        assert answer.headers["retry-after"] == "1"
+        async with world.client("fake:bob") as bob:
+            assert (await bob.get(PATH)).status_code == 200
+        world.now_ms += 500
+        assert (await client.get(PATH)).status_code == 200
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_every_refusal_is_a_problem() -> None:
+    world = World()
+    async with world.client("fake+server:shop") as client:
+        client.headers["Plato-User"] = "alice"
+        refused(await client.get("/v1/nothing"), 404, Code.MALFORMED)
+        refused(await client.delete(PATH), 405, Code.MALFORMED)
+        assert refused(await client.get(f"{PATH}?limit=x"), 400, Code.MALFORMED)["detail"].startswith("query.limit: ")
+        read = "/v1/conversations/room/read"
+        refused(await client.put(read, content=b"{", headers={"Content-Type": "application/json"}), 400, Code.MALFORMED)
+        refused(await client.put(read, json={"seq": 1, "sequence": 2}), 400, Code.MALFORMED)
+        refused(await client.put(read, content=b"x" * (app.BODY_MAX_BYTES + 1)), 413, Code.BODY_TOO_LARGE)
+        world.pulls.fault = Unavailable("the database's own words")
+        assert "own words" not in (await client.get(PATH)).text
+        refused(await client.get(PATH), 503, Code.UNAVAILABLE)
+        world.pulls.fault = RuntimeError("a fault's own words")
+        answer = await client.get(PATH)
+        refused(answer, 500, Code.UNAVAILABLE)
+        assert "own words" not in answer.text
+        world.why = "not yet"
+        refused(await client.get(PATH), 503, Code.UNAVAILABLE)
+
+
+@pytest.mark.parametrize("code", [c for c in Code if problems.Problem(c).status >= 300])
+def test_a_code_has_a_status_of_its_kind(code: Code) -> None:
+    status = problems.status_of(code)
+    wanted = {1: (429, 503), 2: (503,), 3: (401,), 4: (400, 403, 404, 409, 413, 415)}[int(code.action)]
+    assert status in wanted
+
+
+async def test_an_origin_of_loopback_may_ask_and_another_one_may_not() -> None:
+    async with World().client() as client:
+        for origin, allowed in (("http://localhost:8903", True), ("https://evil.example", False)):
+            asked = {"Origin": origin, "Access-Control-Request-Method": "GET"}
+            answer = await client.options(PATH, headers=asked)
+            assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
+
+
+async def test_an_id_may_hold_a_slash() -> None:
+    world = World()
+    async with world.client() as client:
+        answer = await client.get("/v1/conversations/g%3Aa%2Fb%25/messages")
+    assert answer.json()["conversation_id"] == "g:a/b%"
+    assert answer.json()["messages"][0]["msg_id"] == str(2**60), "ids are text"
+
+
+# ── one contract with PULL ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_read_by_http_is_a_pull(postgres_uri: str) -> None:
+    async with cluster(postgres_uri) as c:
+        await walked(c)
+
+
+async def walked(c: Cluster) -> None:
+    draw = random.Random(7)
+    seqs = sorted(draw.sample(range(1, 60), 25))
+    await fill(c, "room", seqs, members={"alice": 0, "bob": 20}, last_seq=70, body=b"x" * 300)
+    reads = Reads(History(PgMsgStore(c._database), max_frame_bytes=8_192), 1_000)
+    world = World(reads)
+    bounds = [0, 1, 2, 20, 21, 35, 59, 60, 70, 71, 500, 2**62, 2**64 - 1]
+    async with world.client("fake+server:shop") as client:
+        for _ in range(60):
+            user, conversation_id = (
+                draw.choice(["alice", "alice", "bob", "eve"]),
+                draw.choice(["room"] * 5 + ["no", "x" * 65]),
+            )
+            asked: dict[str, Any] = {
+                "from_seq": draw.choice(bounds),
+                "to_seq": draw.choice(bounds),
+                "limit": draw.choice([0, 1, 3, 500, 501]),
+                "newest_first": draw.random() < 0.5,
+            }
+            world.now_ms += 1_000
+            frame = await reads.pull(user, wire.PullMsg(conversation_id=conversation_id, **asked))
+            answer = await client.get(
+                f"/v1/conversations/{conversation_id}/messages", params=asked, headers={"Plato-User": user}
+            )
+            if frame.code:
+                refused(answer, problems.status_of(frame.code), frame.code)
+                continue
+            page = answer.json()
+            assert page == conversations.page(frame)
+            assert [m["seq"] for m in page["messages"]] == [row.seq for row in frame.rows]
+            assert (page["covered_from"], page["covered_to"]) == (frame.covered_from, frame.covered_to)
+
+
+# ── pure parts ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=70))
+def test_a_cursor_comes_back_as_it_was(positions: list[int]) -> None:
+    assert cursors.decode(cursors.encode(positions), len(positions)) == positions
+    assert cursors.decode(cursors.encode(positions), len(positions) + 1) is None
+
+
+@given(st.text(max_size=40) | st.binary(max_size=40).map(lambda raw: raw.hex()))
+def test_nonsense_is_no_cursor(text: str) -> None:
+    found = cursors.decode(text, 3)
+    assert found is None or len(found) == 3
+
+
+def test_a_signature_holds_for_its_body_and_its_time() -> None:
+    header = webhooks.sign(b"s" * 32, 1_000, b"{}")
+    assert webhooks.verify(b"s" * 32, header, b"{}", 1_100)
+    assert not webhooks.verify(b"t" * 32, header, b"{}", 1_100)
+    assert not webhooks.verify(b"s" * 32, header, b"{ }", 1_100)
+    assert not webhooks.verify(b"s" * 32, header, b"{}", 1_301), "too old"
+    for nonsense in ("", "t=,v1=", "t=x,v1=y", "v1=0", f"t=1000,v1={'é'}"):
+        assert not webhooks.verify(b"s" * 32, nonsense, b"{}", 1_000)
+
+
+def test_what_cannot_be_read_is_shown_as_bytes() -> None:
+    assert render.body(content.TEXT, b"\xff") == {"body": "/w=="}
+    assert render.body(content.RICH, b"\xff") == {"body": "/w=="}
+    assert render.body(7, b"\x00") == {"body": "AA=="}

@@ -36,14 +36,14 @@ transaction, hands what holds now to `changed` after the commit, and gives `sinc
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from plato.core.codes import Code
 from plato.core.conversations import is_conversation_id, is_user_id
-from plato.core.errors import Unavailable
+from plato.core.errors import Unavailable, Unstorable
 from plato.core.ids import MAX_ID
 from plato.ports import Position, Reading, Route, Typing
 from plato.runtime import logs
@@ -65,6 +65,8 @@ UNTOLD: Final = 8
 """Batches that are committed and whose routes are not read yet; past it the next commit waits."""
 TOLD: Final = 20_000
 """Rows that this process knows to be told: what asks for no change is told again only where it is not among them."""
+READS_HEARD: Final = 20
+"""READs of one batch that an author is told of a conversation: thousands who open a group at once are told by counts."""
 ROUTES: Final = 500
 SINCE_MAX: Final = 500
 FRAME_ROOM_BYTES: Final = 1_024
@@ -133,6 +135,7 @@ class UserStates:
         self._committed: asyncio.Queue[_Committed] = asyncio.Queue(UNTOLD)
         self._told: dict[Key, int] = {}
         self._typing = False
+        self._ended = False
         self._log = logs.get("states")
 
     # ── changes ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -264,6 +267,7 @@ class UserStates:
                 tasks.create_task(self._commit_all(), name="commit")
                 tasks.create_task(self._tell_all(), name="tell")
         finally:
+            self._ended = True
             await self._teller.stop()
             _fail(self._asked, Unavailable("this process ends"))
 
@@ -278,8 +282,8 @@ class UserStates:
         self, kind: str, user: str, conversation_id: str, judge: Callable[[Access], Change]
     ) -> asyncio.Future[Stands]:
         answer: asyncio.Future[Stands] = asyncio.get_running_loop().create_future()
-        if len(self._asked) >= WAITING:
-            answer.set_exception(Unavailable("too many changes wait"))
+        if self._ended or len(self._asked) >= WAITING:
+            answer.set_exception(Unavailable("this process ends" if self._ended else "too many changes wait"))
         else:
             self._asked.append(_Asked(kind, (user, conversation_id), judge, answer))
             self._work.set()
@@ -294,8 +298,8 @@ class UserStates:
                 batch = _take(self._asked)
                 try:
                     committed = await self._commit(batch)
-                except Unavailable as e:
-                    _fail(batch, e)
+                except (Unavailable, Unstorable) as e:
+                    _fail(batch, Unavailable(str(e)))
                 except BaseException:
                     _fail(batch, Unavailable("the change was broken off"))
                     raise
@@ -351,9 +355,13 @@ class UserStates:
                 authors = await self._store.authors(committed.rose)
             except Unavailable:
                 authors = []  # READ is a hint
+            heard: Counter[Key] = Counter()
             for read, theirs in zip(committed.rose, authors, strict=False):
                 frame = read_frame(read.user, read.conversation_id, read.new)
-                hints += [(frame, author) for author in theirs]
+                for author in theirs:
+                    heard[author, read.conversation_id] += 1
+                    if heard[author, read.conversation_id] <= READS_HEARD:
+                        hints.append((frame, author))
             names = list(dict.fromkeys([*frames, *(author for _, author in hints)]))
             for at in range(0, len(names), ROUTES):
                 routes.update(await self._downlink.read_routes(names[at : at + ROUTES]))

@@ -254,6 +254,17 @@ async def test_authors_of_what_was_newly_read_are_told_the_latest_twenty(postgre
         assert hints(c, conn_ids["u10"]) == [("alice", "g:x", 32)], "a repeat and a stranger tell nobody"
 
 
+async def test_an_author_is_not_told_of_thousands_who_open_a_group_at_once(postgres_uri: str) -> None:
+    async with running(postgres_uri) as (c, [states]):
+        members = [f"u{n}" for n in range(100)]
+        await written(c, "g:x", ["bob"], dict.fromkeys([*members, "bob"], 0))
+        bobs = c.connect("bob")
+        await states.read([Reading(user, "g:x", 1) for user in members])
+        await until(lambda: len(hints(c, bobs)) >= userstate.READS_HEARD)
+        assert len(hints(c, bobs)) == userstate.READS_HEARD
+        assert await states.read_counts("bob", "g:x", [1]) == {1: 100}
+
+
 async def test_typing_reaches_members_who_are_online_and_nobody_of_a_large_group(postgres_uri: str) -> None:
     async with running(postgres_uri) as (c, [states]):
         await written(c, "g:x", ["bob"], dict.fromkeys(("alice", "bob", "carol"), 0), left={"dave": 1})

@@ -25,12 +25,7 @@ from plato.runtime.settings import Settings, SettingsError
 from starlette.routing import Mount
 
 from plato_msg import allocators, group_http, hooks, metrics, server, webhooks
-from plato_msg.api import app, attachments, auth, events, people
-from plato_msg.api import conversations as conversations_api
-from plato_msg.api import friends as friends_api
-from plato_msg.api import groups as groups_api
-from plato_msg.api import messages as messages_api
-from plato_msg.api import search as search_api
+from plato_msg.api import app, auth, routes
 from plato_msg.attachments import Attachments, Limits
 from plato_msg.attachments_pg import PgAttachments
 from plato_msg.conversations import Conversations
@@ -130,21 +125,19 @@ async def main(settings: Settings) -> int:
         settings.msg.api_server_per_s,
         lambda: time.monotonic() * 1_000,
     )
-    operations = Operations(orders, PgMsgStore(reads))
-    conversations = Conversations(PgMsgStore(reads))
-    routers = [
-        messages_api.router(operations, conversations, service.states, body_max_bytes),
-        conversations_api.router(service.reads, service.states),
-        groups_api.router(operations, conversations),
-        people.router(Devices(reads, router, store.sessions, shards, topology)),
-        attachments.router(files),
-        friends_api.router(service.friends),
-        search_api.router(
-            Search(PgTexts(searches), within_ms=settings.msg.search_ms) if settings.msg.search else None
-        ),
-        events.router(service.feed if settings.msg.events else None),
-    ]
-    api = app.application(door, routers, not_ready, settings.msg.http_origins)
+    parts = routes.Parts(
+        pulls=service.reads,
+        states=service.states,
+        operations=Operations(orders, PgMsgStore(reads)),
+        conversations=Conversations(PgMsgStore(reads)),
+        devices=Devices(reads, router, store.sessions, shards, topology),
+        friends=service.friends,
+        attachments=files,
+        search=Search(PgTexts(searches), within_ms=settings.msg.search_ms) if settings.msg.search else None,
+        feed=service.feed if settings.msg.events else None,
+        body_max_bytes=body_max_bytes,
+    )
+    api = app.application(door, routes.routers(parts), not_ready, settings.msg.http_origins)
     http = admin.HttpServer(
         admin.app(
             not_serving,
@@ -174,9 +167,9 @@ async def main(settings: Settings) -> int:
         await service.run()
 
     try:
-        parts = {"topology": topology.run(), "msg": serve(), "attachments": files.run(), "hooks": told.run()}
+        tasks = {"topology": topology.run(), "msg": serve(), "attachments": files.run(), "hooks": told.run()}
         code = await process.until_stopped(
-            [asyncio.create_task(process.forever(name, part), name=name) for name, part in parts.items()]
+            [asyncio.create_task(process.forever(name, part), name=name) for name, part in tasks.items()]
         )
     finally:
         await service.leave()

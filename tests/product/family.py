@@ -1,6 +1,7 @@
-"""A family on its devices: people with two devices each and a bot share a group and dialogues, and do all that people do.
+"""A family on its devices: people with several devices each and a bot share a group and dialogues, and do what people do.
 
 Home ─ Device × n ─ plato.client.Client (its own SQLite) ─▸ cluster
+Terminal: a device on which `plato chat` runs, in lines, with the group; what it prints is what its user was shown
 live()     says, answers, quotes, edits, recalls, reads, types, pins, mutes, hides, renames, at a steady rate
 rest()     waits until the checker finds nothing, or a deadline passes; what it found is the answer
 """
@@ -10,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import io
 import random
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from types import TracebackType
 from typing import Any, Final
 
 import asyncpg
+from plato.cli.chat_plain import PlainChat
 from plato.client import Client, ClientError, Conversation, Message, Phase, Refused, Rich, Sent
 from plato.client.content import is_operation
 from plato.core.conversations import dialogue_id
@@ -48,16 +51,57 @@ class Device:
     client: Client
     store: Path
     late: bool = False  # it only looks
+    terminal: Terminal | None = None
     shown: list[checker.Row] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+
+class Noting(Client):
+    """A client that tells what was put into its outbox, whoever did it."""
+
+    note: Callable[[Sent, bytes], None]
+
+    async def _post(
+        self, conversation_id: str, msg_type: int, body: bytes, to: str = "", key: uuid.UUID | None = None
+    ) -> Sent:
+        sent = await super()._post(conversation_id, msg_type, body, to, key)
+        self.note(sent, body)
+        return sent
+
+
+class Terminal:
+    """`plato chat` of one device, in lines, with the group."""
+
+    def __init__(self, client: Client, group: str) -> None:
+        self.out, self.err = io.StringIO(), io.StringIO()
+        self._typed: asyncio.Queue[str] = asyncio.Queue()
+        self._chat = PlainChat(client, group, None, self.out, self.err)
+
+    def type(self, line: str) -> None:
+        """A line, and Enter."""
+        self._typed.put_nowait(line)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        await self._chat.run(self._lines(), asyncio.Event())
+
+    async def _lines(self) -> AsyncIterator[str]:
+        while True:
+            yield await self._typed.get()
+
+    def seqs(self) -> list[int]:
+        """The places of what it printed, in order."""
+        return [int(line[1 : line.index("]")]) for line in self.out.getvalue().splitlines()]
 
 
 class Home:
     """Use as `async with Home(cluster, folder, {"alice": 2, …}) as home:`; everybody is online when the block begins, and
     everybody is in the group. The bot is the person named "bot"."""
 
-    def __init__(self, cluster: LocalCluster, folder: Path, people: Mapping[str, int]) -> None:
-        """people: how many devices each of them has."""
+    def __init__(
+        self, cluster: LocalCluster, folder: Path, people: Mapping[str, int], terminals: Sequence[str] = ()
+    ) -> None:
+        """people: how many devices each of them has. terminals: whose last one of them is a terminal."""
         self._cluster = cluster
         self._folder = folder
         self.people = tuple(people)
@@ -71,8 +115,8 @@ class Home:
         self.group = ""
         self._orders: dict[tuple[int, str], int] = {}
         self._following: set[asyncio.Task[None]] = set()
+        self._terminals = terminals
         self._stack = AsyncExitStack()
-        self._closing = False
 
     def _device(self, user: str) -> Device:
         number = len(self.devices)
@@ -81,7 +125,7 @@ class Home:
         async def token() -> str:
             return self._cluster.token(user)
 
-        client = Client(
+        client = Noting(
             token,
             store,
             ipconfig_url=self._cluster.ipconfig_url,
@@ -89,7 +133,9 @@ class Home:
             transport="ws" if number % 2 else "tcp",
             api_url=self._cluster.api_url,
         )
-        return Device(user, number, client, store)
+        device = Device(user, number, client, store)
+        client.note = lambda ticket, body: self._note(device, ticket, body)
+        return device
 
     async def __aenter__(self) -> Home:
         for device in self.devices:
@@ -97,16 +143,17 @@ class Home:
         first = self.devices[0]
         ticket = await first.client.create_group("family", [p for p in self.people if p != first.user])
         self.group = ticket.conversation_id
-        self._note(first, ticket, b"")
         await until(
             lambda: all(d.client.conversation(self.group) for d in self.devices), 60.0, "the group came nowhere"
         )
+        for device in filter(self._chats, self.devices):
+            device.terminal = Terminal(device.client, self.group)
+            device.tasks.append(asyncio.create_task(device.terminal.run()))
         return self
 
     async def __aexit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
-        self._closing = True
         tasks = [*self._following, *(task for device in self.devices for task in device.tasks)]
         for task in tasks:
             task.cancel()
@@ -115,8 +162,13 @@ class Home:
 
     async def _enter(self, device: Device) -> None:
         await self._stack.enter_async_context(device.client)
-        device.tasks.append(asyncio.create_task(self._read(device)))
+        if not self._chats(device):
+            device.tasks.append(asyncio.create_task(self._read(device)))
         await until(lambda: device.client.state.phase is Phase.ONLINE, 60.0, f"{device.user} does not come online")
+
+    def _chats(self, device: Device) -> bool:
+        last = max(d.number for d in self.devices if d.user == device.user and not d.late)
+        return device.user in self._terminals and device.number == last
 
     async def late(self) -> None:
         """One more device for everybody: it must come to the same by what the platform tells a newcomer."""
@@ -133,8 +185,7 @@ class Home:
             if device.user == "bot" and not device.late and not message.mine and message.text.startswith(ASKED):
                 rich = Rich(f"you asked: {message.text[1:]}", reply=message.quote())
                 key = uuid.uuid5(ANSWERS, str(message.msg_id))
-                ticket = await device.client.send(rich, conversation_id=message.conversation_id, client_msg_id=key)
-                self._note(device, ticket, rich.encode())
+                await device.client.send(rich, conversation_id=message.conversation_id, client_msg_id=key)
                 device.client.read(message.conversation_id, message.seq)
 
     # ── what they do ─────────────────────────────────────────────────────────────────────────────────────
@@ -161,12 +212,17 @@ class Home:
     async def _send(self, device: Device, conversation_id: str, body: str | Rich) -> None:
         other = next((p for p in self.people if dialogue_id(p, device.user) == conversation_id), None)
         to = {"to": other} if other is not None else {"conversation_id": conversation_id}
-        ticket = await device.client.send(body, **to)  # type: ignore[arg-type]
-        self._note(device, ticket, body.encode())
+        await device.client.send(body, **to)  # type: ignore[arg-type]
 
     async def _say(self, device: Device, chance: random.Random) -> None:
-        words = f"no {len(self.sent)} of {device.user}: {'x' * chance.randrange(100)}"
-        await self._send(device, self._where(device, chance), words)
+        words, where = (
+            f"no {len(self.sent)} of {device.user}: {'x' * chance.randrange(100)}",
+            self._where(device, chance),
+        )
+        if device.terminal is not None and where == self.group:
+            device.terminal.type(words)
+        else:
+            await self._send(device, where, words)
 
     async def _ask(self, device: Device, chance: random.Random) -> None:
         await self._send(device, self.group, f"{ASKED}no {len(self.sent)} of {device.user}")
@@ -180,19 +236,19 @@ class Home:
     async def _edit(self, device: Device, chance: random.Random) -> None:
         found = await self._recent(device, chance, mine=True)
         if found is not None:
-            await self._operate(device, device.client.edit(found.msg_id, f"{found.text[:40]} edited"))
+            if device.terminal is not None and found.conversation_id == self.group:
+                device.terminal.type(f"/edit #{found.seq} {found.text[:40]} edited")
+            else:
+                await device.client.edit(found.msg_id, f"{found.text[:40]} edited")
 
     async def _recall(self, device: Device, chance: random.Random) -> None:
         found = await self._recent(device, chance, mine=True)
         if found is not None:
-            await self._operate(device, device.client.recall(found.msg_id))
+            await device.client.recall(found.msg_id)
 
     async def _rename(self, device: Device, chance: random.Random) -> None:
         if device.user == self.devices[0].user:  # who made the group leads it
-            await self._operate(device, device.client.rename(self.group, f"family {len(self.sent)}"))
-
-    async def _operate(self, device: Device, asked: Coroutine[Any, Any, Sent]) -> None:
-        self._note(device, await asked, b"")
+            await device.client.rename(self.group, f"family {len(self.sent)}")
 
     async def _look(self, device: Device, chance: random.Random) -> None:
         conversation_id = self._where(device, chance)
@@ -299,6 +355,10 @@ class Home:
                 known.title,
                 {user: int(role) for user, role in device.client.members(conversation_id).items()},
             )
+        if device.terminal is not None:
+            printed = {r.row.seq: r.row for r in stored if r.row.conversation_id == self.group}
+            device.shown = [r.row for r in stored if r.row.conversation_id != self.group]
+            device.shown += [printed[seq] for seq in device.terminal.seqs() if seq in printed]
         hidden = frozenset(_hidden(device.store))
         return family_checker.Device(device.user, device.number, tuple(device.shown), tuple(stored), hidden, seen)
 

@@ -1,7 +1,8 @@
 """A family on its devices while processes are killed by -9: whatever happened, every device shows the same, and it is true.
 
-People have two devices each, a bot answers; gateway, state, msg, Valkey and PostgreSQL are killed. PLATO_FAMILY_S: for how
-long (60); PLATO_FAULTS_SEED: which evening. At the end everybody gets one more device, which must come to the same.
+People have two devices each, two of all are terminals (plato chat), a bot answers; gateway, state, msg, Valkey and
+PostgreSQL are killed. PLATO_FAMILY_S: for how long (60); PLATO_FAULTS_SEED: which evening. At the end everybody gets one
+more device, which must come to the same.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.product.family_checker import Kind, check
 FAMILY_S = float(os.environ.get("PLATO_FAMILY_S", "60"))
 SETTINGS = {"state.heartbeat_ms": 5_000, "local.msgs": 2}
 PEOPLE = {"alice": 2, "bob": 2, "carol": 1, "bot": 1}
+TERMINALS = ("bob", "carol")
 KINDS = ("worker", "link", "state", "msg", "valkey", "postgres")
 RATE_PER_S = 12.0
 
@@ -59,7 +61,7 @@ async def test_every_device_shows_the_same_whatever_is_killed(
     cluster = new_cluster(SETTINGS)  # type: ignore[operator]
     assert isinstance(cluster, LocalCluster)
     evening = Evening(cluster)
-    async with Home(cluster, tmp_path, PEOPLE) as home:
+    async with Home(cluster, tmp_path, PEOPLE, TERMINALS) as home:
         living = asyncio.create_task(home.live(RATE_PER_S, lambda: evening.over, SEED))
         try:
             await evening.last(FAMILY_S, random.Random(SEED))

@@ -53,7 +53,7 @@ test-kafka: setup
 	@PLATO_KAFKA_REQUIRED=1 $(BIN)/python -m pytest tests/contract/test_bus_contract.py tests/kafka $(ARGS)
 
 test-product: setup
-	@$(BIN)/python -m pytest tests/product $(ARGS)
+	@PLATO_S3_REQUIRED=1 $(BIN)/python -m pytest tests/product tests/contract/test_contract_blobs.py $(ARGS)
 
 test-go: setup
 	@$(BIN)/python -m pytest tests/interop $(ARGS)

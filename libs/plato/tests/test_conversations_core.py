@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plato.core.conversations import (
     dialogue_id,
+    group_id,
     is_conversation_id,
     is_open_id,
     is_user_id,
@@ -19,6 +20,17 @@ from plato.core.conversations import (
 
 # Cs: lone surrogates; Cc: control characters.
 users = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=16)
+
+
+@given(a=users, b=users, key=st.binary(min_size=16, max_size=16))
+def test_a_group_of_one_is_no_group_of_another(a: str, b: str, key: bytes) -> None:
+    made = group_id(a, key)
+    assert (made == group_id(b, key)) == (a == b)
+    assert made.startswith("g:")
+    assert len(made.encode()) == 45
+    name = a.encode()
+    digest = hashlib.sha256(len(name).to_bytes(2, "big") + name + key).digest()
+    assert base64.urlsafe_b64decode(made[2:] + "=") == digest
 
 
 @given(a=users, b=users)

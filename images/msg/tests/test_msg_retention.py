@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
 from msg_harness import PARTITIONS, cluster, until, up
 from plato.core.codes import Code
 from plato.core.conversations import dialogue_id, partition_of
 from plato.wire.v1 import client_pb2 as wire
 from plato.wire.v1 import content_pb2 as content
 from plato.wire.v1.bus_pb2 import Record
+from plato_msg import retention
 from plato_msg.retention import BATCH, Retention
 
 PAIR = dialogue_id("ann", "ben")
 
 
-async def test_what_is_too_old_goes_and_the_range_counts_as_covered(postgres_uri: str) -> None:
+async def test_what_is_too_old_goes_and_the_range_counts_as_covered(
+    postgres_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "RESTS", 0)
     async with cluster(postgres_uri) as c:
         await c.start()
         store, history = c.nodes[0].service.store, c.nodes[0].service.history

@@ -74,6 +74,12 @@ _MINE: Final = """
     SELECT conversation_id, joined_seq, left_seq, title FROM im_former_member WHERE user_id = $1 {one}
 """
 
+# The user's own row. OFFSET 0, here and below: a look-up by the whole key for each row, though a planner without statistics
+# takes a user's rows for few and would go through all of them each time.
+_OWN: Final = (
+    """SELECT * FROM im_user_state o WHERE o.user_id = $1 AND o.conversation_id = m.conversation_id OFFSET 0"""
+)
+
 _LIST: Final = """
 WITH mine AS (SELECT v.conversation_id, v.kind, v.members, m.left_seq,
         CASE WHEN m.left_seq IS NULL THEN v.title ELSE m.then END AS title,
@@ -82,7 +88,7 @@ WITH mine AS (SELECT v.conversation_id, v.kind, v.members, m.left_seq,
         coalesce((extract(epoch FROM s.pinned_at) * 1000000)::bigint, 0) AS pinned,
         coalesce((extract(epoch FROM s.muted_until) * 1000)::bigint, 0) AS muted
     FROM ({mine}) m JOIN im_conversation v USING (conversation_id)
-    LEFT JOIN im_user_state s ON s.user_id = $1 AND s.conversation_id = m.conversation_id
+    LEFT JOIN LATERAL ({state}) s ON true
 ), page AS (
     SELECT mine.*, coalesce(n.msg_id, 0) AS newest FROM mine LEFT JOIN LATERAL (
         SELECT msg_id FROM im_message r
@@ -101,7 +107,7 @@ FROM page
 LEFT JOIN LATERAL (
     SELECT * FROM im_message r WHERE r.conversation_id = page.conversation_id AND r.seq > page.floor AND r.seq <= page.upto
         AND NOT EXISTS (SELECT 1 FROM im_hidden h
-            WHERE h.user_id = $1 AND h.conversation_id = r.conversation_id AND h.seq = r.seq)
+            WHERE h.user_id = $1 AND h.conversation_id = r.conversation_id AND h.seq = r.seq OFFSET 0)
     ORDER BY r.seq DESC LIMIT 1) l ON true
 CROSS JOIN LATERAL (SELECT count(*) AS unread FROM ({unread}) c) u
 ORDER BY pinned DESC, newest DESC, page.conversation_id DESC
@@ -115,12 +121,13 @@ _UNREAD: Final = f"""
         ORDER BY r.seq DESC LIMIT {COUNT_ROWS}) r
     WHERE r.from_user <> $1 AND r.msg_type < {OPERATIONS} AND NOT r.recalled
         AND NOT EXISTS (SELECT 1 FROM im_hidden h
-            WHERE h.user_id = $1 AND h.conversation_id = page.conversation_id AND h.seq = r.seq)
+            WHERE h.user_id = $1 AND h.conversation_id = page.conversation_id AND h.seq = r.seq OFFSET 0)
     LIMIT {COUNT_MAX}
 """
 
 _PAGE: Final = _LIST.format(
     mine=_MINE.format(one=""),
+    state=_OWN,
     # Cleared and silent since: not in the list.
     where="(n.msg_id IS NOT NULL OR mine.cleared_seq IS NULL OR mine.cleared_seq = 0)"
     " AND ($3::bigint IS NULL OR (pinned, coalesce(n.msg_id, 0), mine.conversation_id) < ($3, $4, $5))",
@@ -128,7 +135,7 @@ _PAGE: Final = _LIST.format(
     unread=_UNREAD,
 )
 _ONE: Final = _LIST.format(
-    mine=_MINE.format(one="AND conversation_id = $3"), where="true", body=BODY_BYTES, unread=_UNREAD
+    mine=_MINE.format(one="AND conversation_id = $3"), state=_OWN, where="true", body=BODY_BYTES, unread=_UNREAD
 )
 
 _TOTAL: Final = f"""
@@ -137,7 +144,7 @@ SELECT count(*) FROM (
         SELECT v.conversation_id, coalesce(s.read_seq, 0) AS read_seq, greatest(m.joined_seq, s.cleared_seq) AS floor,
             least(v.last_seq, m.left_seq) AS upto
         FROM ({_MINE.format(one="")}) m JOIN im_conversation v USING (conversation_id)
-        LEFT JOIN im_user_state s ON s.user_id = $1 AND s.conversation_id = m.conversation_id
+        LEFT JOIN LATERAL ({_OWN}) s ON true
         WHERE least(v.last_seq, m.left_seq) > greatest(s.read_seq, m.joined_seq, s.cleared_seq)
             AND (s.muted_until IS NULL OR s.muted_until <= now())
     ) page CROSS JOIN LATERAL ({_UNREAD}) u LIMIT {COUNT_MAX}

@@ -41,6 +41,9 @@ CREATE TABLE im_user (
     friends_only boolean NOT NULL DEFAULT false
 ) WITH (fillfactor = 70);
 
+-- No index but the key: what changes in a row is in none, so a read is a heap-only update; and a planner that takes a user's
+-- rows for few would look single ones up by an index on (user_id, version). The changes since a version are found among all of
+-- the user's rows.
 CREATE TABLE im_user_state (
     user_id         text COLLATE "C" NOT NULL,
     conversation_id text COLLATE "C" NOT NULL,
@@ -52,7 +55,6 @@ CREATE TABLE im_user_state (
     cleared_seq     bigint           NOT NULL DEFAULT 0,
     PRIMARY KEY (user_id, conversation_id)
 ) WITH (fillfactor = 70);
-CREATE INDEX im_user_state_by_version ON im_user_state (user_id, version);
 
 CREATE TABLE im_hidden (
     user_id         text COLLATE "C" NOT NULL,
@@ -61,4 +63,3 @@ CREATE TABLE im_hidden (
     version         bigint           NOT NULL,
     PRIMARY KEY (user_id, conversation_id, seq)
 );
-CREATE INDEX im_hidden_by_version ON im_hidden (user_id, version);

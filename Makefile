@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .PHONY: help setup up down status doctor test test-go test-kafka test-product lint types imports proto proto-check \
-	settings-page settings-check crds-page crds-check manifests manifests-check mutants lock first-use ci clean \
+	settings-page settings-check openapi-page openapi-check crds-page crds-check manifests manifests-check mutants lock first-use ci clean \
 	testbed-up testbed-down testbed-check e2e e2e-fast images images-load bench web web-check web-test
 
 help:
@@ -18,8 +18,8 @@ help:
 	@echo "make test-go     the Go client of examples/go-client against a real cluster (needs go)"
 	@echo "make test-kafka  the bus on real Kafka brokers, killed and stopped (needs Java 17 and Maven)"
 	@echo "make lint, types, imports    ruff, mypy --strict, the import rules"
-	@echo "make proto, settings-page, lock    write the stubs, docs/settings.md, requirements.lock"
-	@echo "make proto-check, settings-check, crds-check   compare them; make crds-page writes docs/crds.md"
+	@echo "make proto, settings-page, openapi-page, lock    write the stubs, docs/settings.md, docs/openapi.json, requirements.lock"
+	@echo "make proto-check, settings-check, openapi-check, crds-check   compare them; make crds-page writes docs/crds.md"
 	@echo "make manifests   write what the charts take from crds/, and deploy/ from the chart (needs helm); manifests-check compares"
 	@echo "make mutants     break each rule and see its test fail; ARGS=R7 picks one"
 	@echo "make testbed-up, testbed-down     a real Kubernetes on this machine, as root; testbed-check proves it"
@@ -87,6 +87,12 @@ settings-page: setup
 
 settings-check: setup
 	@$(BIN)/python tools/settings_page.py --check
+
+openapi-page: setup
+	@$(BIN)/python tools/openapi_page.py
+
+openapi-check: setup
+	@$(BIN)/python tools/openapi_page.py --check
 
 crds-page: setup
 	@$(BIN)/python tools/crd_page.py

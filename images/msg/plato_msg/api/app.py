@@ -9,6 +9,8 @@ own, the rates of auth.
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -94,7 +96,12 @@ def application(
 def document(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI document, kept after the first time."""
     if app.openapi_schema is None:
-        made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a route of two methods has one operationId: they get their own here
+            made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        for path, operations in made["paths"].items():
+            for method, operation in operations.items():
+                operation["operationId"] = "_".join([method, *re.findall(r"\w+", path.removeprefix("/v1"))])
         made.setdefault("components", {}).setdefault("schemas", {})["Problem"] = problems.SCHEMA
         app.openapi_schema = made
     return app.openapi_schema

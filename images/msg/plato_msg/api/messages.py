@@ -110,9 +110,9 @@ def router(operations: Operations, conversations: Conversations, hides: Hides, b
         return message_out(await found(who, msg_id))
 
     @routes.patch(ONE, response_model=SentOut, response_model_exclude_none=True, responses=PENDING)
-    async def edit(who: AnyCaller, key: Key, msg_id: MsgIdPath, changed: BodyIn, response: Response) -> Any:
-        """Edit a message: its text; all of it with rich. The answer tells the place of the edit, a message of its own."""
-        old = await found(who, msg_id)
+    async def edit(user: Person, key: Key, msg_id: MsgIdPath, changed: BodyIn, response: Response) -> Any:
+        """Edit an own message: its text, or all of it with rich. The edit is a message of its own; the answer tells its place."""
+        old = await found(Caller(user), msg_id)
         body = changed.read(body_max_bytes)
         if body.msg_type == content.TEXT and old.message.msg_type == content.RICH:
             # New words of a rich message; what it answers and carries stays.
@@ -123,11 +123,9 @@ def router(operations: Operations, conversations: Conversations, hides: Hides, b
             rich.text = body.raw.decode()
             msg_type, raw = int(content.RICH), rich.SerializeToString()
         else:
-            msg_type, raw = body.msg_type, await complete(who.user, old.conversation_id, body)
+            msg_type, raw = body.msg_type, await complete(user, old.conversation_id, body)
         operation = content.Operation(msg_id=msg_id, msg_type=msg_type, body=raw)
-        sent = await operations.operate(
-            who.user or ADMIN, old.conversation_id, content.EDIT, operation, key, authority=who.authority
-        )
+        sent = await operations.operate(user, old.conversation_id, content.EDIT, operation, key)
         return told(response, old.conversation_id, key, sent)
 
     @routes.delete(ONE, response_model=SentOut, response_model_exclude_none=True, responses=PENDING)

@@ -31,10 +31,10 @@ async def main() -> None:
         print(f"{asked.user} answers; Ctrl-C ends it", flush=True)
         try:
             async for message in client.messages():
-                if not message.mine:
+                if message.text and not message.mine:  # operations (somebody joins, an edit) have no text
                     print(f"{message.from_user}: {message.text}", flush=True)
                     key = uuid.uuid5(ANSWERS, str(message.msg_id))
-                    await client.send(message.body, conversation_id=message.conversation_id, client_msg_id=key)
+                    await client.send(message.text, conversation_id=message.conversation_id, client_msg_id=key)
         except Stopped as e:
             print(e)
 

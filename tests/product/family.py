@@ -211,8 +211,10 @@ class Home:
 
     async def _send(self, device: Device, conversation_id: str, body: str | Rich) -> None:
         other = next((p for p in self.people if dialogue_id(p, device.user) == conversation_id), None)
-        to = {"to": other} if other is not None else {"conversation_id": conversation_id}
-        await device.client.send(body, **to)  # type: ignore[arg-type]
+        if other is not None:
+            await device.client.send(body, to=other)
+        else:
+            await device.client.send(body, conversation_id=conversation_id)
 
     async def _say(self, device: Device, chance: random.Random) -> None:
         words, where = (

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from plato.client import MsgType
 
-from tests.product.family_checker import Device, Family, Kind, Row
+from tests.faults import checker
+from tests.product.family_checker import Device, Family, Kind, Row, Seen
 
 
 def all_of(family: Family) -> Iterator[tuple[str, Family, Kind]]:
@@ -57,11 +58,11 @@ def _row(family: Family, n: int, at: int, body: bytes) -> Family:
     return _with(family, n, replace(device, stored=(*device.stored[:at], row, *device.stored[at + 1 :])))
 
 
-def _shown(family: Family, n: int, shown: tuple[object, ...]) -> Family:
-    return _with(family, n, replace(family.devices[n], shown=shown))  # type: ignore[arg-type]
+def _shown(family: Family, n: int, shown: tuple[checker.Row, ...]) -> Family:
+    return _with(family, n, replace(family.devices[n], shown=shown))
 
 
-def _swapped(device: Device) -> tuple[object, ...]:
+def _swapped(device: Device) -> tuple[checker.Row, ...]:
     shown = list(device.shown)
     last = shown[-1].conversation_id
     first, second = [i for i, r in enumerate(shown) if r.conversation_id == last][-2:]
@@ -69,6 +70,6 @@ def _swapped(device: Device) -> tuple[object, ...]:
     return tuple(shown)
 
 
-def _seen(family: Family, n: int, conversation_id: str, seen: object) -> Family:
+def _seen(family: Family, n: int, conversation_id: str, seen: Seen) -> Family:
     device = family.devices[n]
-    return _with(family, n, replace(device, seen={**device.seen, conversation_id: seen}))  # type: ignore[dict-item]
+    return _with(family, n, replace(device, seen={**device.seen, conversation_id: seen}))

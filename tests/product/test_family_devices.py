@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -56,10 +57,9 @@ class Evening(Night):
 
 @pytest.mark.timeout(FAMILY_S + 420)
 async def test_every_device_shows_the_same_whatever_is_killed(
-    new_cluster: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    new_cluster: Callable[..., LocalCluster], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = new_cluster(SETTINGS)  # type: ignore[operator]
-    assert isinstance(cluster, LocalCluster)
+    cluster = new_cluster(SETTINGS)
     evening = Evening(cluster)
     async with Home(cluster, tmp_path, PEOPLE, TERMINALS) as home:
         living = asyncio.create_task(home.live(RATE_PER_S, lambda: evening.over, SEED))

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from plato.client.api import Message
+from plato.client.api import Message, Receipt
 from plato.client.content import TITLE_BYTES, USERS, MsgType, Operation, Rich, Role
 from plato.client.sent import Sent
 from plato.core.conversations import group_id, is_user_id
@@ -74,32 +74,37 @@ class Operations(ABC):
         body = Operation(MsgType.GROUP_ROLE, users=_users([user]), role=Role(role)).encode()
         return await self._post(conversation_id, MsgType.GROUP_ROLE, body)
 
-    async def recall(self, msg_id: int, *, conversation_id: str | None = None) -> Sent:
-        """Takes a message back: its place stays, its body goes, for everybody. conversation_id: where this device has not
-        stored the message. Raises ValueError, OutboxFull, Stopped."""
-        where = self._place_of(msg_id, conversation_id)
+    async def recall(self, what: Message | Receipt | int, *, conversation_id: str | None = None) -> Sent:
+        """Takes a message back: its place stays, its body goes, for everybody. what: the message, the receipt of it, or its
+        msg_id; with the latter conversation_id where this device has not stored it.
+        Raises ValueError, OutboxFull, Stopped."""
+        msg_id, where = self._meant(what, conversation_id)
         return await self._post(where, MsgType.RECALL, Operation(MsgType.RECALL, msg_id=msg_id).encode())
 
-    async def edit(self, msg_id: int, content: str | Rich, *, conversation_id: str | None = None) -> Sent:
-        """Gives a message another content. A new text of a rich message leaves what it answers, attaches and mentions as it
-        is. conversation_id: as in `recall`. Raises ValueError, Refused (too large), OutboxFull, Stopped."""
-        where = self._place_of(msg_id, conversation_id)
+    async def edit(
+        self, what: Message | Receipt | int, content: str | Rich, *, conversation_id: str | None = None
+    ) -> Sent:
+        """Gives a message another content. A new text of a rich message that is stored here leaves what it answers, attaches
+        and mentions as it is. what, conversation_id: as in `recall`. Raises ValueError, Refused (too large), OutboxFull,
+        Stopped."""
+        msg_id, where = self._meant(what, conversation_id)
         stored = self.message_of(msg_id)
         if isinstance(content, str) and stored is not None and stored.rich is not None:
             content = replace(stored.rich, text=content)
-        if isinstance(content, Rich):
-            operation = Operation(MsgType.EDIT, msg_id=msg_id, msg_type=MsgType.RICH, body=content.encode())
-        else:
-            operation = Operation(MsgType.EDIT, msg_id=msg_id, msg_type=MsgType.TEXT, body=content.encode())
+        kind = MsgType.RICH if isinstance(content, Rich) else MsgType.TEXT
+        operation = Operation(MsgType.EDIT, msg_id=msg_id, msg_type=kind, body=content.encode())
         return await self._post(where, MsgType.EDIT, operation.encode())
 
-    def _place_of(self, msg_id: int, conversation_id: str | None) -> str:
+    def _meant(self, what: Message | Receipt | int, conversation_id: str | None) -> tuple[int, str]:
+        """(msg_id, conversation_id)."""
+        if not isinstance(what, int):
+            return what.msg_id, what.conversation_id
         if conversation_id is not None:
-            return conversation_id
-        stored = self.message_of(msg_id)
+            return what, conversation_id
+        stored = self.message_of(what)
         if stored is None:
-            raise ValueError(f"msg_id {msg_id}: not stored on this device; name its conversation_id")
-        return stored.conversation_id
+            raise ValueError(f"msg_id {what}: not stored on this device; name its conversation_id")
+        return what, stored.conversation_id
 
     async def _several(self, conversation_id: str, kind: MsgType, users: Iterable[str]) -> Sent:
         named = _users(users)

@@ -406,8 +406,9 @@ class Platform:
 
     def tell_state(self, user: str, state: pb.StateMsg | None) -> None:
         """A change of that goes to the user's devices."""
-        for conn_id in self.live(user) if state is not None else ():
-            self._numbered(conn_id, self._conns[conn_id], pb.STATE, state.SerializeToString())  # type: ignore[union-attr]
+        if state is not None:
+            for conn_id in self.live(user):
+                self._numbered(conn_id, self._conns[conn_id], pb.STATE, state.SerializeToString())
 
     def _read(self, conn_id: int, conn: _Conn, read: pb.ReadMsg) -> None:
         assert conn.session is not None

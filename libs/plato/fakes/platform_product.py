@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from plato.core.codes import Code
 from plato.core.conversations import group_id
@@ -203,5 +203,5 @@ class UserState:
                 state.version = v
         return state
 
-    def _state(self, **what: object) -> pb.StateMsg:
-        return pb.StateMsg(version=self.version, prev_version=self.version - 1, **what)  # type: ignore[arg-type]
+    def _state(self, **what: Any) -> pb.StateMsg:
+        return pb.StateMsg(version=self.version, prev_version=self.version - 1, **what)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plato.cli.chat import run_chat
@@ -36,12 +37,12 @@ async def until(condition: Callable[[], object], what: str = "") -> None:
         await asyncio.sleep(0.01)
 
 
-def message(body: bytes, msg_type: int = 0, **more: object) -> Message:
-    return Message("c", 9, 8, 9, "alice", msg_type, body, bytes(16), 0, False, **more)  # type: ignore[arg-type]
+def message(body: bytes, msg_type: int = 0, **more: Any) -> Message:
+    return Message("c", 9, 8, 9, "alice", msg_type, body, bytes(16), 0, False, **more)
 
 
-def operation(kind: MsgType, **fields: object) -> Message:
-    return message(content_pb2.Operation(**fields).SerializeToString(), kind)  # type: ignore[arg-type]
+def operation(kind: MsgType, **fields: Any) -> Message:
+    return message(content_pb2.Operation(**fields).SerializeToString(), kind)
 
 
 def test_operations_are_told_in_words() -> None:
@@ -164,7 +165,7 @@ async def test_the_screen_shows_who_reads_who_writes_and_what_became_of_messages
                 await pilot.press("enter")
 
             await until(lambda: "bob: tea?" in content(app, "#lines"))
-            await until(lambda: bob.conversation(PAIR).peer_read_seq == 1, "what is looked at is read")  # type: ignore[union-attr]
+            await until(lambda: (c := bob.conversation(PAIR)) and c.peer_read_seq == 1, "what is looked at is read")
             bob.typing(PAIR)
             await until(lambda: "bob writes …" in content(app, "#head"))
             await enter("yes")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import textwrap
+from asyncio.subprocess import PIPE
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import plato.client
-from plato.client import Client
+from plato.client import Client, MsgType
 from plato.fakes.platform import Platform
 from plato.fakes.platform_server import PlatformServer
 
@@ -95,6 +97,28 @@ async def test_the_client_s_own_example_runs(tmp_path: Path) -> None:
         )
         assert (child.returncode, child.stdout) == (0, "its place is 1\nalice: hello\n"), child.stderr
         assert (tmp_path / "alice.db").exists()
+
+
+async def test_the_page_s_group_runs(tmp_path: Path) -> None:
+    page = (EXAMPLES.parent / "docs" / "client.md").read_text(encoding="utf-8")
+    program = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[-1]
+    async with PlatformServer(Platform()) as server, Client("bob", ":memory:", [server.address], user="bob") as bob:
+        run = [sys.executable, "-c", program, "alice", server.address]
+        child = await asyncio.create_subprocess_exec(*run, cwd=tmp_path, stdout=PIPE, stderr=PIPE)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                async for message in bob.messages():
+                    if message.operation is not None and message.operation.kind is MsgType.EDIT:
+                        await bob.send("yes", conversation_id=message.conversation_id)
+                    if message.rich is not None:
+                        assert (message.text, message.rich.reply and message.rich.reply.text) == ("see you", "yes")
+                        break
+                out, err = await child.communicate()
+        finally:
+            if child.returncode is None:
+                child.kill()
+        assert (child.returncode, err) == (0, b"")
+        assert out == b"alice GROUP_CREATE\nalice EDIT\nbob: yes\nthe question is now: tea at six?\n"
 
 
 async def test_the_bare_client_says_one_thing() -> None:

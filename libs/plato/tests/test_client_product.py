@@ -18,6 +18,7 @@ from plato.client import (
     Attachment,
     Change,
     Client,
+    Conversation,
     ConversationChanged,
     Friend,
     FriendChanged,
@@ -83,6 +84,15 @@ class Changes:
             self.seen.append(change)
 
 
+def conversation(who: Client, conversation_id: str) -> Conversation:
+    """As this device shows it; something empty where it does not know it."""
+    return who.conversation(conversation_id) or Conversation(conversation_id, "", 0, 0, 0)
+
+
+async def on_each(condition: Callable[[Client], object], *devices: Client) -> None:
+    await until(lambda: all(condition(d) for d in devices))
+
+
 def stored(who: Client, conversation_id: str) -> list[tuple[int, str, bool]]:
     known = who.conversation(conversation_id)
     found = [who.message(conversation_id, seq) for seq in range(1, known.cursor + 1)] if known else []
@@ -109,8 +119,7 @@ async def test_what_is_edited_and_recalled_is_the_same_on_every_device(tmp_path:
             await (await bob.recall(first.msg_id)).settled()
         assert refused.value.code == Code.NOT_ALLOWED
         want = [(first.seq, "one", False), (second.seq, "no", False), (third.seq, "", True)]
-        for who in (phone, laptop, bob):
-            await until(lambda who=who: stored(who, group) == want, f"{stored(who, group)}")  # type: ignore[misc]
+        await on_each(lambda who: stored(who, group) == want, phone, laptop, bob)
         changed = laptop.message_of(second.msg_id)
         assert changed is not None
         assert changed.edited
@@ -129,16 +138,15 @@ async def test_groups_are_led_and_who_left_hears_no_more(tmp_path: Path) -> None
         assert [len(o.users) for o in made if o is not None] == [501, 100, 1]
         await (await phone.give_role(group, "bob", Role.OWNER)).settled()
         await (await bob.rename(group, "coffee")).settled()
+        await on_each(lambda who: conversation(who, group).title == "coffee", phone, laptop)
         for who in (phone, laptop):
-            await until(lambda who=who: who.conversation(group).title == "coffee")  # type: ignore[misc]
             assert who.members(group)["bob"] is Role.OWNER
             assert who.members(group)["alice"] is Role.ADMINISTRATOR
             known = who.conversation(group)
             assert known is not None
             assert known.members == len(who.members(group)) == 602
         await (await bob.remove(group, ["alice"])).settled()
-        for who in (phone, laptop):
-            await until(lambda who=who: who.conversation(group).left)  # type: ignore[misc]
+        await on_each(lambda who: conversation(who, group).left, phone, laptop)
         await (await bob.send("alone", conversation_id=group)).settled()
         with pytest.raises(Refused):
             await (await phone.send("still there?", conversation_id=group)).settled()
@@ -147,9 +155,9 @@ async def test_groups_are_led_and_who_left_hears_no_more(tmp_path: Path) -> None
         assert known.newest_seq == server.platform.conversations[group].former["alice"][1]
         await (await bob.rename(group, "water")).settled()
         await (await bob.add(group, ["alice"])).settled()
-        for who in (phone, laptop):  # what happened meanwhile is told, though its messages are not
-            await until(lambda who=who: who.conversation(group).title == "water")  # type: ignore[misc]
-            assert not who.conversation(group).left  # type: ignore[union-attr]
+        # What happened meanwhile is told, though its messages are not.
+        await on_each(lambda who: conversation(who, group).title == "water", phone, laptop)
+        assert not conversation(phone, group).left
         await (await bob.leave(group)).settled()
         await until(lambda: phone.members(group).get("bob") is None)
 
@@ -165,7 +173,7 @@ async def test_a_read_position_is_shared_told_and_survives_a_restart(tmp_path: P
         phone.read(PAIR, 2)  # nothing: it only rises
         assert phone.unread(PAIR) == 2
         await until(lambda: laptop.unread(PAIR) == 2)
-        await until(lambda: bob.conversation(PAIR).peer_read_seq == 3)  # type: ignore[union-attr]
+        await until(lambda: conversation(bob, PAIR).peer_read_seq == 3)
         await until(lambda: ReadBy(PAIR, "alice", 3) in seen.seen)
         server.refusing = True
         server.cut()
@@ -195,8 +203,8 @@ async def test_what_is_arranged_elsewhere_comes_to_every_device(tmp_path: Path) 
         state.change(PAIR, cleared_seq=0, pinned_at_ms=9)  # a STATE that is lost: the next one shows the gap
         platform.tell_state("alice", state.hide(PAIR, places[2]))
         server.flush()
+        await on_each(lambda who: conversation(who, PAIR).pinned_at_ms == 9 and who.unread(PAIR) == 1, phone, laptop)
         for who in (phone, laptop):
-            await until(lambda who=who: who.conversation(PAIR).pinned_at_ms == 9 and who.unread(PAIR) == 1)  # type: ignore[misc]
             known = who.conversation(PAIR)
             assert known is not None
             assert (known.muted_until_ms, known.unread) == (8, 1)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tools import openapi_page
-
 from tests.repo.tracked import text
+from tools import openapi_page
 
 
 def test_the_document_is_fresh() -> None:

@@ -111,7 +111,7 @@ def router(operations: Operations, conversations: Conversations, hides: Hides, b
 
     @routes.patch(ONE, response_model=SentOut, response_model_exclude_none=True, responses=PENDING)
     async def edit(user: Person, key: Key, msg_id: MsgIdPath, changed: BodyIn, response: Response) -> Any:
-        """Edit an own message: its text, or all of it with rich. The edit is a message of its own; the answer tells its place."""
+        """Edit an own message: its text, or all of it with rich. The answer tells the place of the edit itself."""
         old = await found(Caller(user), msg_id)
         body = changed.read(body_max_bytes)
         if body.msg_type == content.TEXT and old.message.msg_type == content.RICH:

@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final, TextIO
 
 from plato.cli.chat_commands import Commands, Place, try_command
-from plato.cli.transcript import message_words, one_line, operation_words, state_words
-from plato.client import Client, ClientError, Message, MsgType, OutboxFull, Phase, Refused, Sent, Stopped
+from plato.cli.transcript import message_words, one_line, operation_words, quote_words, state_words
+from plato.client import Client, ClientError, Message, MsgType, OutboxFull, Phase, Quote, Refused, Sent, Stopped
 from plato.client.content import is_operation, text_of
 
 AHEAD: Final = 256
@@ -28,14 +28,14 @@ LINGER_S: Final = 30.0
 """How long the end of the input waits for what was sent to be settled."""
 
 
-def format_line(message: Message) -> str:
-    """`[seq] user: text`; an operation in words, an answer with what it answers: `[9] bob: (to [7] alice: hello) hi`."""
+def format_line(message: Message, reply: Quote | None = None) -> str:
+    """`[seq] user: text`; an operation in words, an answer with what it answers: `[9] bob: (to [7] alice: hello) hi`. reply:
+    the latter, as it may be shown."""
     if is_operation(message.msg_type):
         edit = message.operation
         words = f": {text_of(edit.msg_type, edit.body)}" if edit is not None and edit.kind is MsgType.EDIT else ""
         return f"[{message.seq}] {one_line(operation_words(message) + words)}"
-    reply = message.rich.reply if message.rich is not None else None
-    quote = f"(to [{reply.seq}] {reply.from_user}: {reply.text}) " if reply is not None else ""
+    quote = f"(to [{reply.seq}] {quote_words(reply)}) " if reply is not None else ""
     words = message_words(message) if message.recalled or message.rich is not None else message.text
     return f"[{message.seq}] {message.from_user}: {one_line(quote + words)}"
 
@@ -99,8 +99,10 @@ class PlainChat:
     def _print(self, messages: Sequence[Message]) -> None:
         """What is printed is read."""
         for message in messages:
-            print(format_line(message), file=self._out, flush=True)
             self._shown_seq = message.seq
+            if message.hidden:
+                continue
+            print(format_line(message, self._client.reply_of(message)), file=self._out, flush=True)
             if not message.mine:
                 self._client.read(message.conversation_id, message.seq)
 

@@ -221,7 +221,7 @@ class ChatScreen(App[int]):
         self._me = me
         self._to = to
         self._commands = Commands(client, me)
-        self._transcript = Transcript()
+        self._transcript = Transcript(client.reply_of)
         self._writing: dict[str, float] = {}  # who writes here → until when that is believed
         self._unread = 0  # elsewhere
         self._numbers = False  # a command is being typed
@@ -276,7 +276,7 @@ class ChatScreen(App[int]):
     async def _go(self, place: Place) -> None:
         """To another conversation."""
         self._conversation_id, self._to = place.conversation_id, place.to
-        self._transcript, self._unseen = Transcript(), False
+        self._transcript, self._unseen = Transcript(self._client.reply_of), False
         self._writing.clear()
         self._draft.placeholder = Content(f"to {self._called()}")
         self._talk.follow()
@@ -357,7 +357,9 @@ class ChatScreen(App[int]):
                             self._writing[change.user] = self._loop_s() + WRITING_S
                         self._head()
                     case ConversationChanged():
-                        self._look(changed=self._seen_by_peer())
+                        known = self._client.conversation(self._conversation_id)
+                        cleared = known is not None and self._transcript.clear(known.cleared_seq)
+                        self._look(changed=self._seen_by_peer() or cleared)
                         self._count()
                     case Overflowed():
                         self._transcript.add(await self._client.history(self._conversation_id, limit=PAGE))

@@ -6,12 +6,12 @@ Memory: `KEPT` stored messages; the outbox is bounded by the client.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from typing import Final
 
-from plato.client import Conversation, Delivery, Message, MsgType, Phase, Role, State
+from plato.client import Conversation, Delivery, Message, MsgType, Phase, Quote, Role, State
 from plato.client.content import is_operation
 from plato.core.codes import Action, Code, action
 from plato.core.codes import text as code_text
@@ -51,8 +51,8 @@ def one_line(text: str) -> str:
     return printable(text)
 
 
-def line_of(message: Message) -> Line:
-    """One message as a line."""
+def line_of(message: Message, reply: Quote | None = None) -> Line:
+    """One message as a line. reply: what it answers, as it may be shown."""
     when = datetime.fromtimestamp(message.server_at_ms / 1000) if message.server_at_ms else None
     event = is_operation(message.msg_type)
     tick = _TICKS[message.delivery] if message.mine and not (event and message.seq) else ""
@@ -60,9 +60,13 @@ def line_of(message: Message) -> Line:
         tick += f" {code_text(message.code)}"
     day, clock = (when.date(), when.strftime("%H:%M:%S")) if when else (None, "")
     words = operation_words(message) if event else message_words(message)
-    who, reply = printable(message.from_user), message.rich.reply if message.rich is not None else None
-    quote = f"{printable(reply.from_user)}: {printable(reply.text)}" if reply is not None else ""
+    who, quote = printable(message.from_user), printable(quote_words(reply)) if reply is not None else ""
     return Line(day, clock, who, words, tick, message.mine, event, quote, message.seq)
+
+
+def quote_words(reply: Quote) -> str:
+    """What is answered, by whom."""
+    return f"{reply.from_user}: {reply.text or '(recalled)'}"
 
 
 def message_words(message: Message) -> str:
@@ -162,7 +166,9 @@ def state_words(state: State, next_try_s: float | None) -> str:
 class Transcript:
     """One conversation on the screen."""
 
-    def __init__(self) -> None:
+    def __init__(self, reply_of: Callable[[Message], Quote | None] = lambda message: None) -> None:
+        """reply_of: what a message answers, as it may be shown."""
+        self._reply_of = reply_of
         self._stored: dict[int, Message] = {}  # by seq
         self._refused: Sequence[Message] = ()
         self._unsettled: Sequence[Message] = ()
@@ -204,12 +210,19 @@ class Transcript:
         stored = [self._stored[s] for s in sorted(self._stored) if self._stored[s].msg_type not in _DONE_ELSEWHERE]
         keys = {m.client_msg_id for m in stored if m.mine}
         waiting = [m for m in self._unsettled if m.client_msg_id not in keys]
-        lines = [line_of(m) for m in (*stored, *self._refused[-20:], *waiting)]
+        lines = [line_of(m, self._reply_of(m)) for m in (*stored, *self._refused[-20:], *waiting)]
         newest = {
             user: max((n.seq for n in lines if n.mine and 0 < n.seq <= upto), default=0)
             for user, upto in self._read.items()
         }
         return [self._ticked(line, [user for user, seq in newest.items() if seq == line.seq > 0]) for line in lines]
+
+    def clear(self, upto_seq: int) -> bool:
+        """What stands up to here was deleted by its user. True: some of it was shown."""
+        gone = [seq for seq in self._stored if seq <= upto_seq]
+        for seq in gone:
+            del self._stored[seq]
+        return bool(gone)
 
     def read_by(self, user: str, seq: int) -> bool:
         """Somebody else has read up to here. True: that is news."""

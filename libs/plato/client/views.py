@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from plato.client.api import Change, Conversation, Delivery, Friend, Message, Stopped
 from plato.client.changes import ChangeStream
-from plato.client.content import Role
+from plato.client.content import Quote, Role
 from plato.client.core.inbox import Thread
 from plato.client.core.model import Entry, Row
 from plato.client.core.session import Machine
@@ -60,6 +61,14 @@ class Views(ABC):
         """The stored message of this id, as it is now."""
         self._check_open(stopped_too=False)
         return self._found(self._store.message(msg_id))
+
+    def reply_of(self, message: Message) -> Quote | None:
+        """What a message answers, as it may be shown: a quote is a copy, and loses its words here once that was recalled."""
+        reply = message.rich.reply if message.rich is not None else None
+        if reply is None:
+            return None
+        stored = self.message(message.conversation_id, reply.seq)
+        return replace(reply, text="") if stored is not None and stored.recalled else reply
 
     def members(self, conversation_id: str) -> dict[str, Role]:
         """A group's members and their roles, as far as this device saw them join: all, if it was in from the beginning."""

@@ -7,6 +7,7 @@ import io
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,12 @@ def test_operations_are_told_in_words() -> None:
 
 
 def test_messages_are_told_with_what_they_carry() -> None:
-    rich = Rich("yes", Quote(3, 2, "bob", "tea?"), (Attachment("a", "cat.png", "image/png", 2_500),))
+    reply = Quote(3, 2, "bob", "tea?")
+    rich = Rich("yes", reply, (Attachment("a", "cat.png", "image/png", 2_500),))
     found = message(rich.encode(), MsgType.RICH)
-    assert format_line(found) == "[9] alice: (to [2] bob: tea?) yes [cat.png, 2 kB]"
-    assert (line_of(found).quote, line_of(found).text) == ("bob: tea?", "yes [cat.png, 2 kB]")
+    assert format_line(found, reply) == "[9] alice: (to [2] bob: tea?) yes [cat.png, 2 kB]"
+    assert (line_of(found, reply).quote, line_of(found).text) == ("bob: tea?", "yes [cat.png, 2 kB]")
+    assert line_of(found, replace(reply, text="")).quote == "bob: (recalled)"
     assert line_of(message(b"", recalled=True, changed_seq=10)).text == "(recalled)"
     assert line_of(message(b"new", changed_seq=10)).text == "new (edited)"
 
@@ -181,6 +184,7 @@ async def test_the_screen_shows_who_reads_who_writes_and_what_became_of_messages
             await until(lambda: "bob: coffee? (edited)" in content(app, "#lines"))
             await (await bob.recall(first.msg_id)).settled()
             await until(lambda: "bob: (recalled)" in content(app, "#lines"))
+            await until(lambda: "alice > bob: (recalled)" in content(app, "#lines"), "what was quoted goes too")
             await enter("/recall #1")
             await until(lambda: "/recall: " in content(app, "#note"), "refused, in words")
             ticket = await carol.create_group("tea", ["alice"])

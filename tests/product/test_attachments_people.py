@@ -18,6 +18,7 @@ from plato.core.codes import Code
 from plato.local.cluster import LocalCluster
 
 from tests.kafka.broker import free_ports
+from tests.product import pages
 from tests.product.api import Answer, Api, person, quoted, server
 from tools.s3_server.server import S3Server, ServerError
 
@@ -214,3 +215,7 @@ async def test_a_store_that_dies_within_an_upload_leaves_nothing_and_takes_it_wh
     finally:
         store.kill()
         town.down()
+
+
+def test_the_page_does_as_it_says(town: LocalCluster) -> None:
+    assert '"width":640,"height":400,"thumbnail":true' in pages.run(town, "attachments.md")

@@ -18,6 +18,7 @@ from plato.local.cluster import LocalCluster
 from tests.faults.load import Person
 from tests.faults.people import person as device
 from tests.faults.waiting import until
+from tests.product import pages
 from tests.product.api import Api, person
 
 SETTINGS = {
@@ -117,3 +118,10 @@ async def test_a_block_holds_while_msg_is_killed_and_tells_nobody(town: LocalClu
         body = {"to": ann, "text": "who are you"}
         await c.refused(403, Code.NOT_WELCOME, "POST", "/v1/messages", body)
         assert (await c.ask("GET", f"/v1/conversations/{dialogue_id(ann, cid)}/messages")).status == 404
+
+
+def test_the_page_does_as_it_says(town: LocalCluster) -> None:
+    said = pages.run(town, "friends.md")
+    assert '{"friends":[{"user":"alice","status":"waiting","words":"We met in Rome"}]}' in said
+    assert '"code":436' in said
+    assert '{"friends_only":false,"chosen":null}' in said

@@ -11,6 +11,7 @@ from plato.core.codes import Code
 from plato.local.cluster import LocalCluster
 
 from tests.faults.waiting import until
+from tests.product import pages
 from tests.product.api import Api, person, quoted
 
 SETTINGS = {"local.shards": 1, "local.msgs": 2, "gateway.workers": 1, "msg.member_stale_ms": 500}
@@ -97,3 +98,9 @@ async def test_what_was_sent_while_msg_was_killed_is_found(town: LocalCluster) -
         cursor = f"&cursor={page['cursor']}"
     assert pages == sorted(pages, reverse=True)
     assert len(set(pages)) == 30
+
+
+def test_the_page_does_as_it_says(town: LocalCluster) -> None:
+    said = pages.run(town, "search.md")
+    assert '"matches":[[5,7]]' in said
+    assert said.count("at noon") >= 2

@@ -19,7 +19,12 @@ export interface RefusedEntry {
 /** Where a user's store is kept. */
 export const storeName = (user: string): string => `plato:${user}`;
 
+/** A read of a store that was closed, as the client was: its answer interests nobody any more. */
+export class StoreClosed extends Error {}
+
 export class Store {
+  private closed = false;
+
   private constructor(private readonly db: IDBDatabase, readonly snapshot: Snapshot) {}
 
   /** newDeviceId: for a store that has none yet. Rejects when the browser has no room, or keeps no data. */
@@ -141,6 +146,7 @@ export class Store {
   }
 
   close(): void {
+    this.closed = true;
     this.db.close();
   }
 
@@ -160,6 +166,7 @@ export class Store {
   }
 
   private read(name: string): IDBObjectStore {
+    if (this.closed) throw new StoreClosed("the store is closed");
     return this.db.transaction(name, "readonly").objectStore(name);
   }
 

@@ -3,6 +3,7 @@
 import { type Signal, batch, computed, signal } from "@preact/signals";
 import { type Client, type Conversation, type Entry, type News, type Row, type State, isDialogue, isOperation, MsgType, words } from "../index";
 import type { Api, Found } from "../edge/api";
+import { StoreClosed } from "../edge/store";
 import { summary } from "./lines";
 import { Talk } from "./talk";
 
@@ -66,7 +67,7 @@ export class Chat {
     if (this.open.value?.id === id && seq === 0) return;
     this.open.value?.close();
     this.open.value = new Talk(this, id);
-    void this.open.value.begin(seq);
+    void whileOpen(this.open.value.begin(seq));
   }
 
   /** Opens the dialogue with a user, which the first message begins. */
@@ -138,7 +139,7 @@ export class Chat {
         void this.refresh();
         break;
       case "accepted":
-        void this.open.value?.changed(news.conversationId);
+        void whileOpen(this.open.value?.changed(news.conversationId) ?? Promise.resolve());
         break;
       case "refused":
         this.tell(`not sent: ${words(news.code)}`);
@@ -171,6 +172,12 @@ export class Chat {
   private async refresh(): Promise<void> {
     if (this.refreshing) return;
     this.refreshing = true;
+    await whileOpen(this.refreshAll());
+    this.refreshing = false;
+    this.loaded.value = true;
+  }
+
+  private async refreshAll(): Promise<void> {
     while (this.due.size > 0) {
       const ids = [...this.due];
       this.due.clear();
@@ -181,8 +188,6 @@ export class Chat {
         this.items.value = [...this.byId.values()].sort(order);
       });
     }
-    this.refreshing = false;
-    this.loaded.value = true;
   }
 
   private async item(id: string): Promise<Item | null> {
@@ -220,6 +225,15 @@ export class Chat {
       before = rows[0]!.seq;
     }
     return undefined;
+  }
+}
+
+/** Waits for work on the store, which may be closed meanwhile: another tab has it, or its user signed out. */
+export async function whileOpen(work: Promise<unknown>): Promise<void> {
+  try {
+    await work;
+  } catch (e) {
+    if (!(e instanceof StoreClosed)) throw e;
   }
 }
 

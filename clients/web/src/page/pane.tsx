@@ -2,7 +2,7 @@
 import { useComputed } from "@preact/signals";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { type Attachment, type Row, isDialogue, isGroup, isOperation, words } from "../index";
-import { type Chat, nameOf } from "./chat";
+import { type Chat, nameOf, whileOpen } from "./chat";
 import { Composer } from "./composer";
 import { Members, Readers } from "./dialogs";
 import { Viewer } from "./files";
@@ -131,7 +131,7 @@ function Messages({ talk, group, onView, onInfo }: { talk: Talk; group: boolean;
     const left = element.scrollHeight - element.scrollTop - element.clientHeight;
     stick.current = left < NEAR_PX;
     setAway(left > 400);
-    if (element.scrollTop < 300 && talk.ready.value) void talk.older();
+    if (element.scrollTop < 300 && talk.ready.value) void whileOpen(talk.older());
   };
 
   const toEnd = (): void => {

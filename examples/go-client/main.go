@@ -168,6 +168,8 @@ func show(e plato.Event) {
 		return
 	}
 	switch {
+	case e.Kind == "message" && e.MsgType != 0: // not text: an operation, or another application's
+		fmt.Printf("%s #%d %s: [msg_type %d, %d bytes]\n", e.Conversation, e.Seq, e.From, e.MsgType, len(e.Body))
 	case e.Kind == "message":
 		fmt.Printf("%s #%d %s: %s\n", e.Conversation, e.Seq, e.From, e.Body)
 	case e.Kind == "settled" && e.Code >= 400:

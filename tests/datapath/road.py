@@ -173,7 +173,7 @@ class Messages:
         for conversation_id, (kind, last_seq) in plan.conversations.items():
             held = self.conversations.get(conversation_id)
             members = dict(held.members) if held else {}
-            members |= {user: seq for c, user, seq in plan.joins if c == conversation_id}
+            members |= {user: seq for c, user, seq, _ in plan.joins if c == conversation_id}
             self.conversations[conversation_id] = Conversation(kind, last_seq, members)
 
     async def fan_out(self, decisions: list[Decision]) -> list[tuple[str, fanout.Part]]:

@@ -37,6 +37,7 @@ type Event struct {
 	From         string    `json:"from,omitempty"`
 	ClientMsgID  string    `json:"client_msg_id,omitempty"` // in hex
 	Body         string    `json:"body,omitempty"`
+	MsgType      uint64    `json:"msg_type,omitempty"`
 	ClientID     uint64    `json:"client_id,omitempty"` // settled
 	Code         wire.Code `json:"code,omitempty"`      // settled: 400 and above, the message was refused
 	ConnID       uint64    `json:"conn_id,omitempty,string"`

@@ -223,5 +223,5 @@ func (c *Client) pumpStored(l *link) {
 
 func messageOf(r wire.Row) Event {
 	return Event{Kind: "message", Conversation: r.Conversation, Seq: r.Seq, PrevSeq: r.PrevSeq, MsgID: r.MsgID,
-		From: r.From, ClientMsgID: hex.EncodeToString(r.ClientMsgID), Body: string(r.Body)}
+		From: r.From, ClientMsgID: hex.EncodeToString(r.ClientMsgID), Body: string(r.Body), MsgType: r.MsgType}
 }

@@ -162,12 +162,13 @@ type Row struct {
 	ClientMsgID  []byte
 	Body         []byte
 	AtMS         uint64
+	MsgType      uint64
 }
 
 // DecodeRow reads a PushMsg.
 func DecodeRow(b []byte) (m Row, err error) {
 	err = into{
-		nums:  map[int]*uint64{1: &m.MsgID, 5: &m.Seq, 6: &m.PrevSeq, 10: &m.AtMS},
+		nums:  map[int]*uint64{1: &m.MsgID, 5: &m.Seq, 6: &m.PrevSeq, 8: &m.MsgType, 10: &m.AtMS},
 		texts: map[int]*string{4: &m.Conversation, 7: &m.From},
 		raws:  map[int]*[]byte{3: &m.Body, 9: &m.ClientMsgID},
 	}.read(b)

@@ -91,16 +91,16 @@ async def test_r9_a_refusal_is_stored_takes_no_seq_and_is_repeated(postgres_uri:
         await until(c.settled)
         assert await bodies(c) == [(1, 0, b"1"), (2, 1, b"2")]
         refused = await c.fetch("SELECT code, msg_id, seq, client_msg_id FROM im_outcome WHERE from_user = 'carol'")
-        assert refused == [(Code.NOT_A_MEMBER, None, None, wrong.client_msg_id)]
+        assert refused == [(Code.BAD_CONVERSATION, None, None, wrong.client_msg_id)]
         receipts = c.receipts(carol)
-        assert [(r.code, r.msg_id, r.seq, r.client_id) for r in receipts] == [(Code.NOT_A_MEMBER, 0, 0, 1)] * 2
+        assert [(r.code, r.msg_id, r.seq, r.client_id) for r in receipts] == [(Code.BAD_CONVERSATION, 0, 0, 1)] * 2
         assert not c.pushes(carol)
         assert len(c.pushes(bob)) == 2
         # Carol's outcome stands even where she would be let in now.
         await c.execute(f"INSERT INTO im_member VALUES ('{ALICE_BOB}', 'carol', 2)")
         await c.send(wrong)
         await until(lambda: len(c.receipts(carol)) == 3)
-        assert c.receipts(carol)[2].code == Code.NOT_A_MEMBER
+        assert c.receipts(carol)[2].code == Code.BAD_CONVERSATION
         assert len(c.receipts(alice)) == 2
 
 

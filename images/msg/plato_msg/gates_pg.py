@@ -63,8 +63,11 @@ async def unwelcome(
     blocks: Collection[tuple[str, str]],
     choosy: Collection[str],
 ) -> set[tuple[str, str]]:
-    """(conversation_id, sender) of the dialogues whose other user takes nothing of the sender. members:
-    {conversation_id: users} as stored; blocks: {(user, who is blocked by him)}; choosy: who takes messages of friends only."""
+    """(conversation_id, sender) of the dialogues whose other user takes nothing of the sender.
+
+    members: {conversation_id: users} as stored; blocks: {(user, who is blocked by him)}; choosy: who takes messages of
+    friends only.
+    """
     found: set[tuple[str, str]] = set()
     asked: dict[tuple[str, str], tuple[str, str]] = {}
     for conversation_id, sender, named in dialogues:

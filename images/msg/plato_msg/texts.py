@@ -3,9 +3,9 @@
     committed(plan) ─▸ conversations that have something new ─▸ rows above their marks ─▸ words ─▸ im_text and the marks
     partitions taken ─▸ all conversations, a page at a time: those of ours that lie behind their mark
 
-Nothing waits for it: it has connections of its own, locks rows of its own tables only, and rests as long as it worked. What
+Nothing waits for it: it has connections of its own, locks rows of its own tables only, and rests longer than it worked. What
 a process that died had in memory is found again by whoever takes its partitions, since the marks say how far the index is.
-Memory: WAITING ids; past it, the next walk over all conversations finds the rest.
+Memory: the rows of a turn; WAITING ids, past which the next walk over all conversations finds the rest.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from plato_msg.texts_pg import PgTexts, Text, Unread
 WAITING: Final = 100_000
 CONVERSATIONS: Final = 50
 """Of one turn."""
-ROWS: Final = 100
+ROWS: Final = 20
 """Of one conversation in one turn."""
+RESTS: Final = 3
+"""A rest is so many times as long as the turn before it."""
 WALK_PAGE: Final = 2_000
 LOOK_S: Final = 1.0
 BACK_OFF_S: Final = 2.0
@@ -76,7 +78,7 @@ class Texts:
                 await asyncio.sleep(BACK_OFF_S)
             _behind.set(len(self._waiting))
             if busy:
-                await asyncio.sleep(time.monotonic() - begun)
+                await asyncio.sleep(RESTS * (time.monotonic() - begun))
                 continue
             self._work.clear()
             if not self._waiting:

@@ -545,7 +545,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=90, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=60), st.integers(0, 2**32), st.sampled_from([1, 2, 3, 100]))
 def test_whatever_happens_nothing_is_lost_doubled_or_swapped(
     steps: list[tuple[str, ...]], seed: int, page: int

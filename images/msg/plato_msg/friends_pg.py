@@ -7,7 +7,7 @@ Memory: one page of a list.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from plato.core.codes import Code
 from plato.core.errors import PeerError
@@ -32,7 +32,9 @@ class Friend(NamedTuple):
 
     def state(self) -> wire.FriendState:
         """As STATE tells it."""
-        return wire.FriendState(user=self.user, status=wire.FriendState.Status.Name(self.status), words=self.words)  # type: ignore[arg-type]
+        # The numbers are the wire's own.
+        status = cast("wire.FriendState.Status.ValueType", self.status)
+        return wire.FriendState(user=self.user, status=status, words=self.words)
 
 
 class Impossible(PeerError):

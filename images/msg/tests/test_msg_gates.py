@@ -4,6 +4,7 @@ sender's to show. And who may fetch an attachment after that."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -56,8 +57,8 @@ def rich(sender: str, receiver: str, *named: str, conversation_id: str | None = 
     return up(sender, receiver, body.SerializeToString(), conversation_id=conversation_id)
 
 
-def operation(sender: str, conversation_id: str, kind: int, **fields: object) -> Record:
-    record = up(sender, "", content.Operation(**fields).SerializeToString(), conversation_id=conversation_id)  # type: ignore[arg-type]
+def operation(sender: str, conversation_id: str, kind: int, **fields: Any) -> Record:
+    record = up(sender, "", content.Operation(**fields).SerializeToString(), conversation_id=conversation_id)
     record.msg_type = kind
     return record
 

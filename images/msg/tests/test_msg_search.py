@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -41,8 +42,8 @@ def say(user: str, other: str, text: str, conversation_id: str | None = None) ->
     return record
 
 
-def operation(user: str, conversation_id: str, kind: int, **fields: object) -> Record:
-    record = up(user, "", content.Operation(**fields).SerializeToString(), conversation_id=conversation_id)  # type: ignore[arg-type]
+def operation(user: str, conversation_id: str, kind: int, **fields: Any) -> Record:
+    record = up(user, "", content.Operation(**fields).SerializeToString(), conversation_id=conversation_id)
     record.msg_type = kind
     return record
 
@@ -54,9 +55,9 @@ async def index(database: Database, partitions: range = range(PARTITIONS)) -> No
         pass
 
 
-async def find(database: Database, user: str, text: str, **more: object) -> list[str]:
+async def find(database: Database, user: str, text: str, **more: Any) -> list[str]:
     search = Search(PgTexts(database), within_ms=5_000)
-    hits, _ = await search.page(user, Question(text, **more), MAX_ID, 100)  # type: ignore[arg-type]
+    hits, _ = await search.page(user, Question(text, **more), MAX_ID, 100)
     return [hit.message.said for hit in hits]
 
 
@@ -159,12 +160,12 @@ async def test_what_is_committed_while_the_index_is_written_is_not_missed(c: Clu
     written = PgTexts.write
     later: list[Record] = [say("ann", "ben", "second")]
 
-    async def slow(self: PgTexts, *args: object) -> None:
+    async def slow(self: PgTexts, *args: Any) -> None:
         if later:
             await c.send(later.pop())
             await until(c.settled)
             texts.committed(plan)
-        await written(self, *args)  # type: ignore[arg-type]
+        await written(self, *args)
 
     await c.send(say("ann", "ben", "first"))
     await until(c.settled)

@@ -60,6 +60,7 @@ export const Code = {
   MESSAGE_UNKNOWN: 435,
   NOT_WELCOME: 436,
   REFUSED_BY_HOOK: 437,
+  ATTACHMENT_UNKNOWN: 438,
 } as const;
 
 /** STOP codes up to this one concern the connection, those above it a message or a request. */
@@ -82,6 +83,7 @@ const WORDS: Record<number, string> = {
   [Code.MESSAGE_UNKNOWN]: "there is no such message, or it was recalled",
   [Code.NOT_WELCOME]: "this person takes no messages from you",
   [Code.REFUSED_BY_HOOK]: "the application refused this message",
+  [Code.ATTACHMENT_UNKNOWN]: "this file is not there any more",
 };
 
 export function text(code: number): string {

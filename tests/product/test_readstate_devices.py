@@ -32,7 +32,7 @@ SETTINGS = {
     "msg.member_stale_ms": 500,
 }
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 people = itertools.count(1)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageDraw
 from plato.local.cluster import LocalCluster
-from playwright.async_api import Page, expect
+from playwright.async_api import FilePayload, Page, expect
 
 from tests.faults.waiting import until
 from tests.product.browser import WAIT_MS, Person, browsers, installed, required
@@ -45,9 +45,8 @@ def picture(width: int = 640, height: int = 420) -> bytes:
 
 async def send_picture(page: Page, name: str = "hills.jpg") -> None:
     """Attaches a picture, as the button does."""
-    await page.locator("input[type=file]").set_input_files(
-        [{"name": name, "mimeType": "image/jpeg", "buffer": picture()}]
-    )
+    file = FilePayload(name=name, mimeType="image/jpeg", buffer=picture())
+    await page.locator("input[type=file]").set_input_files([file])
 
 
 async def drawn(page: Page, count: int = 1) -> None:

@@ -342,7 +342,7 @@ export class Traffic {
     switch (row.msgType) {
       case MsgType.GROUP_CREATE:
         thread.title = operation.title;
-        thread.members = Math.max(thread.members, operation.users.length + 1);
+        thread.members = Math.max(thread.members, new Set([row.fromUser, ...operation.users]).size);
         thread.left = false;
         break;
       case MsgType.GROUP_RENAME:

@@ -18,7 +18,8 @@ export function systemLine(from: string, msgType: number, body: Uint8Array, me: 
   const who = from === me ? "You" : from;
   const operation = operationOf(msgType, body);
   if (!operation) return `${who} changed the conversation`;
-  const users = listed(operation.users.map((u) => (u === me ? "you" : u)));
+  const others = msgType === MsgType.GROUP_CREATE ? operation.users.filter((u) => u !== from) : operation.users;
+  const users = listed(others.map((u) => (u === me ? "you" : u)));
   switch (msgType) {
     case MsgType.GROUP_CREATE:
       return `${who} created the group${operation.title ? ` “${operation.title}”` : ""}${users ? ` with ${users}` : ""}`;

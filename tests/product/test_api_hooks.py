@@ -7,6 +7,7 @@ import asyncio
 import json
 import threading
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -129,11 +130,22 @@ def fresh(*names: str) -> list[str]:
     return [f"{name}-{tail}" for name in names]
 
 
+def upload(api: Api) -> str:
+    """An attachment; its id."""
+    headers = {"Authorization": f"Bearer {api.token}", "Content-Type": "application/octet-stream"}
+    request = urllib.request.Request(f"{api.base}/v1/attachments?name=a.bin", b"bytes", headers, method="POST")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return str(json.loads(answer.read())["attachment_id"])
+
+
 async def test_the_application_refuses_a_word_with_words_and_replaces_another(town: LocalCluster) -> None:
     alice, bob = fresh("alice", "bob")
     a = person(town, alice)
     told = await a.refused(403, Code.REFUSED_BY_HOOK, "POST", MESSAGES, {"to": bob, "text": "buy spam"})
     assert told["detail"] == "no advertisements here"
+    picture = await asyncio.to_thread(upload, a)
+    rich = {"text": "spam with a picture", "attachments": [{"attachment_id": picture}]}
+    await a.refused(403, Code.REFUSED_BY_HOOK, "POST", MESSAGES, {"to": bob, "rich": rich})
     sent = await a.ok("POST", MESSAGES, {"to": bob, "text": "darn it"})
     assert sent["seq"] == 1, "a refusal takes no place"
     path = f"{MESSAGES}/{sent['msg_id']}"

@@ -1,6 +1,6 @@
 """The before-hook: the application is asked about new messages before they are stored, once per batch.
 
-    a batch's records ─▸ which of them would become messages now ─▸ one signed POST {"messages": […]}
+    a batch's records ─▸ which of them have no outcome yet ─▸ one signed POST {"messages": […]}
         ─▸ {"refuse": {"0": "words"}, "replace": {"1": "text"}} by the messages' index ─▸ the batch's transaction
 
 Asked are messages of people, not operations, and not what has an outcome already. What is asked may be asked again: after a
@@ -97,7 +97,7 @@ class BeforeHook:
         self._log = logs.get("hook")
 
     async def ask(self, uplinks: Sequence[Uplink]) -> Judgement:
-        """Of records that are new and would be accepted. Never raises for the hook's sake."""
+        """Of records that are new. Never raises for the hook's sake."""
         uplinks = [u for u in uplinks if _concerns(u)]
         if not uplinks:
             return NOTHING

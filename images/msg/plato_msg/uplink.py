@@ -157,12 +157,13 @@ class Uplinks:
                 await self._downlink.submit(decisions, tickets)
 
     async def _asked(self, records: list[BusRecord]) -> Judgement:
-        """What the before-hook says of the records that would become messages. Raises Unavailable: of the database alone."""
+        """What the before-hook says of new records. Of all of them: what the rest of policy will say may still change until
+        the batch, and nothing may pass unasked. Raises Unavailable: of the database alone."""
         assert self._hook is not None
         uplinks, _ = self._decode(records, {})
-        known = await self._store.known(uplinks)
-        judged = judge(uplinks, known, self._rules, msg_ids=range(1, len(uplinks) + 1), now_ms=unix_ms())
-        return await self._hook.ask([j.uplink for j in judged if j.accepted])
+        known = await self._store.outcomes([u.key for u in uplinks])
+        new = {u.key: u for u in reversed(uplinks) if u.key not in known}  # of copies, the first one
+        return await self._hook.ask(list(reversed(new.values())))
 
     async def _commit(
         self, part: list[BusRecord], under: dict[int, Held], faulty: dict[tuple[int, int], str], said: Judgement

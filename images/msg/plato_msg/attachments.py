@@ -16,6 +16,7 @@ import hashlib
 import re
 import secrets
 import tempfile
+from collections import Counter as CountOf
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ from plato_msg.attachments_pg import PgAttachments, Stored
 
 UPLOADS: Final = 8
 """At once, per process."""
+UPLOADS_OF_ONE: Final = 3
+"""Of one user at once, per process: so that slow ones keep nobody out."""
+RECEIVE_S: Final = 300.0
 NAME_BYTES: Final = 200
 WRITE_BYTES: Final = 256 << 10
 SWEEP_S: Final = 300.0
@@ -80,6 +84,7 @@ class Attachments:
         self.limits = limits
         self._pictures = pictures.Pictures()
         self._turns = asyncio.Semaphore(UPLOADS)
+        self._under_way: CountOf[str] = CountOf()
         self._log = logs.get("attachments")
 
     async def upload(self, owner: str, name: str, media_type: str, chunks: AsyncIterator[bytes]) -> Stored:
@@ -93,11 +98,26 @@ class Attachments:
             raise Refused(
                 Code.TOO_FAST, "you have uploaded much that no message references yet; send it, or wait a day", 429
             )
+        if self._under_way[owner] >= UPLOADS_OF_ONE:
+            raise Refused(Code.TOO_FAST, f"you have {UPLOADS_OF_ONE} uploads under way; wait for one of them", 429)
+        self._under_way[owner] += 1
+        try:
+            return await self._take(owner, name, claimed, chunks)
+        finally:
+            self._under_way[owner] -= 1
+            if not self._under_way[owner]:
+                del self._under_way[owner]
+
+    async def _take(self, owner: str, name: str, claimed: str, chunks: AsyncIterator[bytes]) -> Stored:
+        assert self._blobs is not None, "upload looked"
         async with self._turns:
             with tempfile.TemporaryDirectory(prefix="plato-upload-") as folder:
                 source, thumbnail = Path(folder) / "blob", Path(folder) / "thumbnail"
                 try:
-                    first, size, digest = await self._receive(source, chunks)
+                    async with asyncio.timeout(RECEIVE_S):
+                        first, size, digest = await self._receive(source, chunks)
+                except TimeoutError:
+                    raise Refused(Code.MALFORMED, f"the file did not come within {RECEIVE_S:.0f} s", 408) from None
                 except OSError as e:
                     raise Unavailable(f"no room for an upload: {e}") from e
                 row = await self._look(source, thumbnail, first, claimed)
@@ -131,12 +151,12 @@ class Attachments:
     async def run(self) -> None:
         """Removes what is unused until cancelled; each process does, and they take what they find."""
         while True:
+            await asyncio.sleep(SWEEP_S)
             try:
                 while await self.sweep():  # noqa: ASYNC110  # a pace, not a wait
                     await asyncio.sleep(SWEEP_PAUSE_S)
             except Unavailable as e:
                 self._log.warning("unused attachments stay for now", reason=str(e))
-            await asyncio.sleep(SWEEP_S)
 
     async def sweep(self) -> int:
         """Removes one page of what is unused; how many."""

@@ -23,7 +23,7 @@ from plato_msg.userstate_pg import PgUserStates
 STEP = st.tuples(st.sampled_from(ACTS), st.booleans())
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(st.lists(STEP, max_size=12))
 def test_a_relation_is_one_thing_told_from_two_sides(steps: Sequence[tuple[Act, bool]]) -> None:
     sides = [Side(), Side()]
@@ -39,7 +39,7 @@ def test_a_relation_is_one_thing_told_from_two_sides(steps: Sequence[tuple[Act, 
         assert bool(sides[0].words) <= (sides[0].relation in (friendship.ASKED, friendship.WAITING))
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(st.lists(STEP, max_size=10))
 def test_who_is_blocked_sees_what_he_would_see_if_he_were_not(steps: Sequence[tuple[Act, bool]]) -> None:
     """The blocked side's acts and sights, with the block and without it."""

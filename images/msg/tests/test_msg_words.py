@@ -42,7 +42,7 @@ def test_what_is_found_and_where(text: str, query: str, parts: list[str]) -> Non
     assert found(text, query) == parts
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(st.text(max_size=60), st.text(max_size=20))
 def test_what_stands_somewhere_is_in_the_index(text: str, query: str) -> None:
     """The index finds at least what is found by looking: each part of the query is a lexeme of the text, or begins one."""
@@ -57,7 +57,7 @@ def test_what_stands_somewhere_is_in_the_index(text: str, query: str) -> None:
     assert not any(" " in lexeme or not lexeme for lexeme in held)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(st.text(max_size=400), st.text(min_size=1, max_size=5))
 def test_a_snippet_shows_the_first_place(text: str, query: str) -> None:
     found = words.places(text, words.terms(query)) if words.terms(query) else []

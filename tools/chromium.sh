@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Sees to a Chromium for the tests of the chat page. Exit code 0: there is one; 1: there is none and it could not be installed.
-set -uo pipefail
-command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null && exit 0
+set -euo pipefail
+for name in chromium chromium-browser google-chrome; do
+    if command -v "$name" >/dev/null; then exit 0; fi
+done
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
     echo "Chromium is missing, and only root can install it (apt-get install chromium): the chat page is not tried" >&2
     exit 1

@@ -53,7 +53,7 @@ test-kafka: setup
 	@PLATO_KAFKA_REQUIRED=1 $(BIN)/python -m pytest tests/contract/test_bus_contract.py tests/kafka $(ARGS)
 
 test-product: setup
-	@PLATO_S3_REQUIRED=1 $(BIN)/python -m pytest tests/product tests/contract/test_contract_blobs.py $(ARGS)
+	@PLATO_S3_REQUIRED=1 $(BIN)/python tools/run_tests.py --product $(ARGS)
 
 test-go: setup
 	@$(BIN)/python -m pytest tests/interop $(ARGS)

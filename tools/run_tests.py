@@ -3,7 +3,8 @@
     APART             the faults, which wait most of the time (for kills, time-outs, repairs), and as much more as makes both
                       runs end together
     everything else   short and busy
-    OTHERWISE         left out: a make target of their own runs them
+    OTHERWISE         left out: make targets of their own run them
+    PRODUCT           what `make test-product` runs (`run_tests.py --product`), in two runs as well
 
 The first run's output is shown live, the second's when it has ended; the last line adds the two up as pytest would say it.
 With arguments one pytest gets them all. Exit code 0 when both runs passed. What is started ends with this process.
@@ -25,7 +26,30 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
-OTHERWISE = ("tests/kafka", "tests/product")
+PRODUCT = (
+    "tests/product",
+    "tests/contract/test_contract_blobs.py",
+    *(
+        f"images/msg/tests/test_msg_{noun}.py"
+        for noun in [
+            "api",
+            "attachments",
+            "changes",
+            "feed",
+            "friends",
+            "gates",
+            "lists",
+            "retention",
+            "search",
+            "userstate",
+        ]
+    ),
+    "libs/plato/tests/test_chat_product.py",
+)
+"""Groups to chat page: on whole clusters and on a real database."""
+PRODUCT_APART = ("tests/product/test_[a-o]*.py", "tests/product/test_r*.py")
+"""Those of them that wait most of the time."""
+OTHERWISE = ("tests/kafka", *PRODUCT)
 """What `make test-kafka` and `make test-product` run."""
 APART = (("tests/faults", "libs/plato/tests/test_local_supervisor.py", "tests/contract/test_grpc_liveness.py"),)
 """Paths, or patterns of them; a later list leaves out what an earlier one has."""
@@ -41,6 +65,12 @@ def lists() -> list[list[str]]:
             runs.append(["-p", "no:cacheprovider", *(f"--ignore={path}" for path in taken), *here])
         taken += here
     return [[f"--ignore={path}" for path in (*OTHERWISE, *taken)], *runs]
+
+
+def product() -> list[list[str]]:
+    """`lists`, of the product's tests."""
+    apart = [str(p.relative_to(ROOT)) for pattern in PRODUCT_APART for p in sorted(ROOT.glob(pattern))]
+    return [[*PRODUCT, *(f"--ignore={path}" for path in apart)], ["-p", "no:cacheprovider", *apart]]
 
 
 SLOWEST = ("--durations=12", "--durations-min=2.0")
@@ -67,6 +97,8 @@ def pytest(arguments: Sequence[str], output: IO[str] | int | None) -> subprocess
 
 def main(arguments: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
+    of_product = arguments[:1] == ["--product"]
+    arguments = arguments[of_product:]
     if arguments:
         os.chdir(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
@@ -82,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, stop)
     counts: Counter[str] = Counter()
     with ExitStack() as files:
-        busy, *waiting = lists()
+        busy, *waiting = product() if of_product else lists()
         rests = [files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in waiting]
         runs.append(pytest([*SLOWEST, *busy], subprocess.PIPE))
         runs.extend(pytest([*SLOWEST, *given], rest) for given, rest in zip(waiting, rests, strict=True))

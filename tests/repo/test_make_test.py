@@ -53,3 +53,12 @@ def test_each_test_is_in_one_run_only() -> None:
     for n, run in enumerate(apart):
         before = [word for other in apart[:n] for word in other if word in paths]
         assert [word for word in run if word.startswith("--ignore")] == [f"--ignore={path}" for path in before]
+
+
+def test_what_is_run_otherwise_exists_and_the_product_is_run_once() -> None:
+    for path in run_tests.PRODUCT:
+        assert (run_tests.ROOT / path).exists(), path
+    busy, apart = run_tests.product()
+    paths = {word for word in apart if word.endswith(".py")}
+    assert paths
+    assert {word.removeprefix("--ignore=") for word in busy if word.startswith("--ignore")} == paths

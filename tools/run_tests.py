@@ -26,24 +26,14 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
+_ON_A_DATABASE = (
+    *("api", "attachments", "changes", "feed", "friends"),
+    *("gates", "lists", "retention", "search", "userstate"),
+)
 PRODUCT = (
     "tests/product",
     "tests/contract/test_contract_blobs.py",
-    *(
-        f"images/msg/tests/test_msg_{noun}.py"
-        for noun in [
-            "api",
-            "attachments",
-            "changes",
-            "feed",
-            "friends",
-            "gates",
-            "lists",
-            "retention",
-            "search",
-            "userstate",
-        ]
-    ),
+    *(f"images/msg/tests/test_msg_{noun}.py" for noun in _ON_A_DATABASE),
     "libs/plato/tests/test_chat_product.py",
 )
 """Groups to chat page: on whole clusters and on a real database."""

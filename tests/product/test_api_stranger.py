@@ -260,7 +260,7 @@ async def test_who_left_gets_nothing_of_what_came_after(town: LocalCluster, worl
 # ── frames ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def frames(place: Place) -> dict[str, list[tuple[int, Any]]]:
+def frames(place: Place) -> dict[str, list[tuple[wire.CmdType.ValueType, Any]]]:
     """Every frame type that a client sends, as far as it names something."""
     conversation_id = place.conversation_id
     operations = [
@@ -291,7 +291,7 @@ def frames(place: Place) -> dict[str, list[tuple[int, Any]]]:
     }
 
 
-async def asked(town: LocalCluster, said: Sequence[tuple[int, Any]]) -> list[bytes]:
+async def asked(town: LocalCluster, said: Sequence[tuple[wire.CmdType.ValueType, Any]]) -> list[bytes]:
     """What a stranger who is online gets for these frames, up to the answer of the heartbeat behind them and the end of an
     uplink. Without numbers of its own session."""
     host, port = town.gateways[0].rsplit(":", 1)
@@ -300,7 +300,7 @@ async def asked(town: LocalCluster, said: Sequence[tuple[int, Any]]) -> list[byt
     async with await Raw.open(host, int(port)) as raw:
         await raw.enter(town.token(user))
         for kind, body in said:
-            await raw.send(kind, body)  # type: ignore[arg-type]
+            await raw.send(kind, body)
         await raw.send(wire.HEARTBEAT, wire.HeartbeatMsg(Head=wire.HeartbeatMsgHead()))
         beaten, settled = False, said[0][0] != wire.UP
         while not (beaten and settled):

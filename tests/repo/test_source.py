@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo.tracked import ROOT, files, python_files, text
+from tests.repo.tracked import ROOT, files, is_text, python_files, text
 
 HAND_WRITTEN = python_files(tests=False) + python_files(tests=True)
 # Addresses of one machine. /tmp, /proc, /dev, /var/lib/plato and the like are every machine's.
@@ -18,7 +18,7 @@ BARE = re.compile(r"#\s*(?:noqa(?!:)|type:\s*ignore(?!\[))")
 
 
 def _texts() -> list[str]:
-    return [f for f in files() if Path(f).suffix not in (".png", ".ico", ".lock") and f != "tests/repo/test_source.py"]
+    return [f for f in files() if is_text(f) and Path(f).suffix != ".lock" and f != "tests/repo/test_source.py"]
 
 
 @pytest.mark.parametrize("name", HAND_WRITTEN)

@@ -30,3 +30,9 @@ def python_files(*, tests: bool) -> list[str]:
 def text(name: str) -> str:
     """A tracked file's text."""
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+def is_text(name: str) -> bool:
+    """Whether a tracked file is text, by git's own rule: no zero byte in its first 8,000."""
+    with (ROOT / name).open("rb") as file:
+        return b"\0" not in file.read(8_000)

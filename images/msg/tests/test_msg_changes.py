@@ -170,7 +170,7 @@ async def test_who_left_reads_up_to_the_leave_and_hears_of_it(c: Cluster) -> Non
     assert await reads.message("ben", second) is None
 
 
-async def test_what_is_held_in_memory_is_never_older_than_an_edit(c: Cluster) -> None:
+async def test_r2_what_is_held_in_memory_is_never_older_than_an_edit(c: Cluster) -> None:
     await c.start()
     history = History(c.nodes[0].service.store, max_frame_bytes=65_536, hot_pulls_per_s=1)
     await c.send(up("ann", "ben", b"0"), up("ann", "ben", b"x"))
@@ -201,7 +201,7 @@ async def test_what_is_held_in_memory_is_never_older_than_an_edit(c: Cluster) ->
     assert (await pulled(history, "ben", PAIR))[0] == (1, b"", 9, True)
 
 
-async def test_a_replay_pushes_what_was_stored_not_what_was_sent(c: Cluster) -> None:
+async def test_r7_a_replay_pushes_what_was_stored_not_what_was_sent(c: Cluster) -> None:
     key = uuid4().bytes
     group = group_id("ann", key)
     ben, cid = c.connect("ben"), c.connect("cid")

@@ -509,7 +509,7 @@ steps = st.tuples(
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(steps, max_size=25), st.lists(st.integers(0, 25), max_size=5), st.integers(1, 5))
-def test_histories_of_a_group_are_as_the_model_says_however_cut_into_batches(
+def test_r9_histories_of_a_group_are_as_the_model_says_however_cut_into_batches(
     history: list[tuple[str, int, list[str], int, bool]], cuts: list[int], push_members: int
 ) -> None:
     mine = group_id("ann", bytes(16))

@@ -137,7 +137,9 @@ def attachment(said: content.Attachment) -> dict[str, Any]:
 
 def operation(msg_type: int, said: content.Operation) -> dict[str, Any]:
     """An operation: its kind, and the fields that this kind has."""
-    kind = content.MsgType.Name(msg_type).lower() if msg_type in content.MsgType.values() else str(msg_type)  # type: ignore[arg-type]
+    kind = str(msg_type)
+    if msg_type in content.MsgType.values():
+        kind = content.MsgType.Name(msg_type).lower()  # type: ignore[arg-type]  # the line above says that it is one
     found: dict[str, Any] = {"kind": kind}
     if msg_type in (content.GROUP_CREATE, content.GROUP_RENAME):
         found["title"] = said.title

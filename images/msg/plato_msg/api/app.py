@@ -100,6 +100,7 @@ def document(app: FastAPI) -> dict[str, Any]:
             warnings.simplefilter("ignore")  # a route of two methods has one operationId: they get their own here
             made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         for path, operations in made["paths"].items():
+            made["paths"][path] = dict(sorted(operations.items()))  # a route of two methods has them in a set
             for method, operation in operations.items():
                 operation["operationId"] = "_".join([method, *re.findall(r"\w+", path.removeprefix("/v1"))])
         made.setdefault("components", {}).setdefault("schemas", {})["Problem"] = problems.SCHEMA

@@ -75,6 +75,12 @@ class Setup:
         self.processes.append(process)
         return process
 
+    async def block(self) -> int:
+        """A port that somebody else listens on."""
+        self.blockers.append(await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0))
+        port: int = self.blockers[-1].sockets[0].getsockname()[1]
+        return port
+
     async def end(self) -> None:
         """Leaves nothing, whatever the test came to."""
         for process in self.processes:
@@ -126,11 +132,11 @@ async def wrong_store_password(s: Setup) -> None:
 
 
 async def grpc_port_in_use(s: Setup) -> None:
-    s.blockers.append(await asyncio.start_server(lambda r, w: None, "127.0.0.1", s.grpc_port))
+    s.settings["msg"]["grpc_port"] = await s.block()
 
 
 async def http_port_in_use(s: Setup) -> None:
-    s.blockers.append(await asyncio.start_server(lambda r, w: None, "127.0.0.1", s.http_port))
+    s.settings["msg"]["http_port"] = await s.block()
 
 
 async def nameless(s: Setup) -> None:

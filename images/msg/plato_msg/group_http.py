@@ -76,7 +76,7 @@ def routes(settings: Settings, groups: Groups) -> list[Route]:
     async def show(request: Request) -> Response:
         conversation_id = _group(request.query_params.get("name"))
         limit = request.query_params.get("limit", str(PAGE))
-        if not limit.isdecimal() or not 1 <= int(limit) <= PAGE:
+        if not limit.isdecimal() or len(limit) > 4 or not 1 <= int(limit) <= PAGE:
             raise _Bad(f"limit must be 1 to {PAGE}")
         found = await groups.show(conversation_id, request.query_params.get("after", ""), int(limit))
         if found is None:
@@ -99,7 +99,7 @@ async def _body(request: Request) -> dict[str, Any]:
             raise _Bad(f"the request has more than {MOST_BYTES} bytes")
     try:
         body = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _Bad("the request is no JSON") from None
     if not isinstance(body, dict):
         raise _Bad("the request is no JSON object")

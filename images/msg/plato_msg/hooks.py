@@ -193,16 +193,21 @@ def _read(raw: bytes) -> _Answer:
     """Reads an answer. Raises Unavailable for one that cannot be read: it is as good as none."""
     try:
         said = json.loads(raw) if raw.strip() else {}
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise Unavailable("the hook's answer is no JSON") from e
     refused = said.get("refuse", {}) if isinstance(said, dict) else None
     replaced = said.get("replace", {}) if isinstance(said, dict) else None
     if not isinstance(refused, dict) or not isinstance(replaced, dict):
         raise Unavailable('the hook\'s answer must be {"refuse": {index: words}, "replace": {index: text}}')
     for given in (*refused.items(), *replaced.items()):
-        if not (given[0].isascii() and given[0].isdecimal() and isinstance(given[1], str)):
+        if not (given[0].isascii() and given[0].isdecimal() and len(given[0]) < 10 and isinstance(given[1], str)):
             raise Unavailable("the hook's answer must have indexes as keys and text as values")
-    return _Answer({int(n): w for n, w in refused.items()}, {int(n): t for n, t in replaced.items()})
+    return _Answer({int(n): _storable(w) for n, w in refused.items()}, {int(n): t for n, t in replaced.items()})
+
+
+def _storable(words: str) -> str:
+    """Without what neither UTF-8 nor the database can hold."""
+    return words.encode(errors="replace").decode().replace("\x00", "")
 
 
 def _shown(uplink: Uplink) -> dict[str, Any]:

@@ -7,6 +7,7 @@ where nothing was. Memory: one look.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -20,6 +21,8 @@ from plato_msg.texts_pg import Found, PgTexts, TooSlow
 
 LOOK_ROWS: Final = 200
 LEAST_MS: Final = 50
+PAGE_BYTES: Final = 512 << 10
+"""Of the hits of one page; what passes it ends the page."""
 
 
 class Question(NamedTuple):
@@ -68,6 +71,7 @@ class Search:
         query = words.tsquery(wanted, conversations)
         deadline = time.monotonic() + self._within_ms / 1_000
         hits: list[Hit] = []
+        size = 0
         below = min(before_id, MAX_ID)
         while True:
             left_ms = int((deadline - time.monotonic()) * 1_000)
@@ -93,7 +97,9 @@ class Search:
                 places = words.places(row.said, wanted)
                 if places:
                     hits.append(Hit(row, *words.snippet(row.said, places)))
-                if len(hits) == limit:
+                    size += len(row.body)
+                if len(hits) == limit or size >= PAGE_BYTES or (hits and time.monotonic() > deadline):
                     return hits, below
+                await asyncio.sleep(0)  # a long text takes milliseconds: messages go between
             if len(rows) < LOOK_ROWS:
                 return hits, 0

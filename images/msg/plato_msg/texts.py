@@ -124,7 +124,10 @@ class Texts:
         }
         for row in await self._store.rows([place for place in changed if place not in rows]) if changed else ():
             rows[row.conversation_id, row.seq] = row
-        texts = [text_of(row) for row in rows.values()]
+        texts = []
+        for row in rows.values():
+            texts.append(text_of(row))
+            await asyncio.sleep(0)  # a long text takes milliseconds: messages go between
         await self._store.write(texts, marks)
         _indexed.inc(sum(bool(text.said) for text in texts))
 

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from typing import Any, Final, NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
+from plato.core.conversations import is_user_id
 from plato.core.errors import Unavailable
 from plato.ports import Route
 from plato.runtime import logs
@@ -383,6 +384,7 @@ def _mentions(msg_type: int, body: bytes) -> list[str]:
     if msg_type != content.RICH:
         return []
     try:
-        return list(dict.fromkeys(content.Rich.FromString(body).mentions))
+        # The sender's words: what is no name is nobody's, and the database may be unable to look it up.
+        return [user for user in dict.fromkeys(content.Rich.FromString(body).mentions) if is_user_id(user)]
     except DecodeError:
         return []

@@ -15,16 +15,20 @@ from hypothesis import strategies as st
 from msg_harness import Cluster, cluster
 from plato.core import webhooks
 from plato.core.codes import Code
-from plato.core.errors import Unavailable
+from plato.core.errors import Unavailable, Unstorable
 from plato.fakes.tokens import FakeTokens
 from plato.wire.v1 import client_pb2 as wire
 from plato.wire.v1 import content_pb2 as content
+from plato_msg import hooks
+from plato_msg import webhooks as webhooks_of_msg
 from plato_msg.api import app, conversations, problems, render
 from plato_msg.api.auth import Door
 from plato_msg.core import cursors
+from plato_msg.core.batch import Uplink
 from plato_msg.history import History
 from plato_msg.reads import Reads
 from plato_msg.store_pg import PgMsgStore
+from prometheus_client import generate_latest
 from test_msg_history import fill
 
 PATH = "/v1/conversations/room/messages"
@@ -151,6 +155,19 @@ def test_a_code_has_a_status_of_its_kind(code: Code) -> None:
     assert status in wanted
 
 
+async def test_what_the_database_cannot_hold_is_the_askers_fault() -> None:
+    world = World()
+    world.pulls.fault = Unstorable("a NUL")
+    async with world.client() as client:
+        refused(await client.get(PATH), 400, Code.MALFORMED)
+
+
+async def test_a_method_that_is_made_up_is_counted_as_other() -> None:
+    async with World().client() as client:
+        await client.request("MADEUP", PATH)
+    assert b"MADEUP" not in generate_latest()
+
+
 async def test_an_origin_of_loopback_may_ask_and_another_one_may_not() -> None:
     async with World().client() as client:
         for origin, allowed in (("http://localhost:8903", True), ("https://evil.example", False)):
@@ -237,3 +254,52 @@ def test_what_cannot_be_read_is_shown_as_bytes() -> None:
     assert render.body(content.TEXT, b"\xff") == {"body": "/w=="}
     assert render.body(content.RICH, b"\xff") == {"body": "/w=="}
     assert render.body(7, b"\x00") == {"body": "AA=="}
+
+
+def edit(msg_type: int, body: bytes) -> bytes:
+    return content.Operation(msg_id=1, msg_type=msg_type, body=body).SerializeToString()
+
+
+class Receiver:
+    """Answers every POST of a hook alike."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+
+    async def send(self, said: Any) -> bytes:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"[" * 100_000, b'{"refuse": {"' + b"9" * 5_000 + b'": "no"}}', b"\xff", b"[]", b'{"replace": {"0": 1}}'],
+    ids=["deep", "huge index", "not UTF-8", "no object", "no text"],
+)
+async def test_a_hook_that_answers_nonsense_is_a_hook_without_an_answer(answer: bytes) -> None:
+    asked = Uplink(0, 1, "d:x", "alice", 1, 1, b"m" * 16, "bob", content.TEXT, b"hi", b"t" * 16, guest=False)
+    receiver: Any = Receiver(answer)
+    hook = hooks.BeforeHook(receiver, accept=False, body_max_bytes=1_000)
+    assert (await hook.ask([asked])).refused == {(0, 1): ""}
+
+
+async def test_a_hooks_words_can_be_stored() -> None:
+    asked = Uplink(0, 1, "d:x", "alice", 1, 1, b"m" * 16, "bob", content.TEXT, b"hi", b"t" * 16, guest=False)
+    receiver: Any = Receiver(b'{"refuse": {"0": "a\\u0000b\\ud800"}}')
+    hook = hooks.BeforeHook(receiver, accept=True, body_max_bytes=1_000)
+    assert (await hook.ask([asked])).refused == {(0, 1): "ab?"}
+
+
+async def test_an_edit_within_edits_is_shown_to_the_hook_as_far_as_edits_go() -> None:
+    body = b"x"
+    while len(body) < 20_000:
+        body = edit(content.EDIT, body)
+    asked = Uplink(0, 1, "d:x", "alice", 1, 1, b"m" * 16, "", content.EDIT, body, b"t" * 16, guest=False)
+    receiver: Any = Receiver(b"")
+    hook = hooks.BeforeHook(receiver, accept=False, body_max_bytes=100_000)
+    assert await hook.ask([asked]) == hooks.NOTHING
+    assert render.body(content.EDIT, edit(content.TEXT, b"new"))["operation"]["text"] == "new"
+
+
+async def test_a_mention_that_is_no_name_is_nobodys() -> None:
+    body = content.Rich(mentions=["", "\x00", "bob", "b" * 65, "bob"]).SerializeToString()
+    assert webhooks_of_msg._mentions(content.RICH, body) == ["bob"]

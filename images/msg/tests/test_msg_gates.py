@@ -91,6 +91,12 @@ async def test_an_attachment_is_for_who_may_read_a_message_that_references_it(c:
     assert (await outcome(c, up("ann", "ben", b"\xff\xff")))[0] == Code.OK, "an application's own bytes name nothing"
 
 
+async def test_an_id_that_no_database_holds_is_refused_as_any_unknown_one(c: Cluster) -> None:
+    await c.start()
+    code, _ = await outcome(c, rich("alice", "bob", "\x00"))
+    assert code == Code.ATTACHMENT_UNKNOWN
+
+
 async def test_members_fetch_within_their_range(c: Cluster, database: Database) -> None:
     await c.start()
     attachments = PgAttachments(database)

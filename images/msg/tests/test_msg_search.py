@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
@@ -14,11 +15,12 @@ from plato.core.errors import PeerError
 from plato.core.ids import MAX_ID
 from plato.wire.v1 import content_pb2 as content
 from plato.wire.v1.bus_pb2 import GroupChange, Record
+from plato_msg import search as searching
 from plato_msg import texts as indexing
 from plato_msg.core.batch import Plan
 from plato_msg.search import Question, Search, Slow
 from plato_msg.texts import Texts
-from plato_msg.texts_pg import PgTexts
+from plato_msg.texts_pg import Found, PgTexts
 
 G = "g:town"
 
@@ -203,3 +205,38 @@ async def test_a_search_that_takes_too_long_says_so(c: Cluster, database: Databa
     finally:
         await lock.close()
     assert await find(database, "ann", "slow") == ["slow"]
+
+
+async def test_a_search_of_long_texts_lets_messages_go_between_and_its_page_is_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Store:
+        async def conversations(self, user: str, conversation_id: str) -> list[str]:
+            return ["d:x"]
+
+        async def look(self, user: str, query: str, *, before_id: int, limit: int, **_: Any) -> list[Found]:
+            ids = range(min(before_id, 100) - 1, 0, -1)
+            return [Found("d:x", "a word", n, n, n - 1, "ann", 0, b"a word", b"", 0, 0) for n in ids][:limit]
+
+    turns = 0
+
+    async def messages() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    store: Any = Store()
+    search = Search(store, within_ms=5_000)
+    others = asyncio.create_task(messages())
+    hits, _ = await search.page("ann", Question("word"), MAX_ID, 100)
+    assert turns >= len(hits) - 1 == 98
+
+    monkeypatch.setattr(searching, "PAGE_BYTES", 30)
+    found, below = [], MAX_ID
+    while below:
+        hits, below = await search.page("ann", Question("word"), below, 100)
+        assert len(hits) <= 5
+        found += [hit.message.msg_id for hit in hits]
+    assert found == list(range(99, 0, -1))
+    others.cancel()

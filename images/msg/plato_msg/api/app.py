@@ -18,7 +18,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from plato.core.codes import Code
-from plato.core.errors import PeerError, Unavailable
+from plato.core.errors import PeerError, Unavailable, Unstorable
 from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -37,6 +37,7 @@ _LOOPBACK: Final = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 _DESCRIPTION: Final = (
     "Conversations, messages, groups, devices. docs/http-api.md is the guide, docs/protocol.md the codes."
 )
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _TOO_LARGE: Final = b"Content Too Large"
 _requests = Counter("plato_msg_http_requests_total", "Answers of the HTTP API.", ["method", "route", "status"])
 
@@ -70,6 +71,7 @@ def application(
         (Problem, problems.on_problem),
         (PeerError, problems.on_peer),
         (Unavailable, problems.on_unavailable),
+        (Unstorable, problems.on_unstorable),
         (RequestValidationError, problems.on_invalid),
         (HTTPException, problems.on_http),
         (Exception, problems.on_fault),
@@ -150,7 +152,9 @@ class _Counted:
             await self._app(scope, receive, counted)
         finally:
             route = getattr(scope.get("route"), "path", "none")
-            _requests.labels(scope["method"], route, str(status or 500)).inc()
+            # A method is any word that a stranger sends, and each label is kept for good.
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            _requests.labels(method, route, str(status or 500)).inc()
 
 
 def _plain(message: Message) -> bool:

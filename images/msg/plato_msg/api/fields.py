@@ -79,7 +79,9 @@ MsgIdPath = Annotated[
 
 
 def _number(given: object) -> int:
-    if not (isinstance(given, str) and given.isascii() and given.isdecimal() and int(given) < 2**64):
+    if not (
+        isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) <= 20 and int(given) < 2**64
+    ):
         raise ValueError("must be a number of 64 bits")
     return int(given)
 

@@ -81,7 +81,7 @@ def router(devices: Devices) -> APIRouter:
         user: Person, keep: Annotated[str | None, Query(description="A device_id that stays logged in.")] = None
     ) -> Any:
         """Log out everywhere, or everywhere else."""
-        if keep is not None and not (keep.isascii() and keep.isdecimal() and int(keep) < 2**64):
+        if keep is not None and not (keep.isascii() and keep.isdecimal() and len(keep) <= 20 and int(keep) < 2**64):
             raise Problem(Code.MALFORMED, "query.keep: must be a device_id")
         return _kicked(await devices.kick(user, keep=None if keep is None else int(keep)))
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from plato.core.codes import Action, Code, action, text
-from plato.core.errors import PeerError, Unavailable
+from plato.core.errors import PeerError, Unavailable, Unstorable
 from plato.runtime import logs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -134,6 +134,12 @@ async def on_unavailable(_: Request, error: Exception) -> JSONResponse:
     """Unavailable: the database or the bus is away. Its words are for the log, not for strangers."""
     assert isinstance(error, Unavailable)
     return answer(Problem(Code.UNAVAILABLE))
+
+
+async def on_unstorable(_: Request, error: Exception) -> JSONResponse:
+    """Unstorable: a value that the database cannot hold, and so cannot look for."""
+    assert isinstance(error, Unstorable)
+    return answer(Problem(Code.MALFORMED, "a value holds a character that no name and no text here can hold"))
 
 
 async def on_invalid(_: Request, error: Exception) -> JSONResponse:

@@ -152,5 +152,8 @@ def operation(msg_type: int, said: content.Operation) -> dict[str, Any]:
     if msg_type in (content.RECALL, content.EDIT):
         found |= {"msg_id": str(said.msg_id), "seq": said.seq}
     if msg_type == content.EDIT:
-        found |= {"type": said.msg_type, **body(said.msg_type, said.body)}
+        found["type"] = said.msg_type
+        # An edit edits no operation, and one within another has no end: the before-hook shows what nobody judged yet.
+        if not FIRST_OPERATION <= said.msg_type <= LAST_OPERATION:
+            found |= body(said.msg_type, said.body)
     return found

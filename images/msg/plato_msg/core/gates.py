@@ -58,7 +58,11 @@ def dialogues(uplinks: Collection[Uplink]) -> Collection[tuple[str, str, str]]:
 
 
 def named(uplinks: Collection[Uplink]) -> Collection[tuple[str, str]]:
-    """(sender, attachment_id) to look up."""
+    """(sender, attachment_id) to look up. An id with a NUL is nobody's, and the database could not look for it: one such
+    record would have the whole batch refused."""
     return {
-        (u.from_user, attachment_id): None for u in uplinks for attachment_id in references.of(u)[: references.MOST]
+        (u.from_user, attachment_id): None
+        for u in uplinks
+        for attachment_id in references.of(u)[: references.MOST]
+        if "\x00" not in attachment_id
     }

@@ -11,6 +11,7 @@ of European letters away.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import unicodedata
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ MOST_TERMS: Final = 8
 SNIPPET: Final = 160
 """Characters."""
 _MARKS_END: Final = 0x0530
+_MARKS_BEGIN: Final = chr(_MARKS_END)
 """Before it: scripts whose marks are taken away (Latin, Greek, Cyrillic)."""
 _UNSPACED: Final = (
     (0x0E00, 0x0EFF),  # Thai, Lao
@@ -40,6 +42,10 @@ _UNSPACED: Final = (
     (0xF900, 0xFAFF),
     (0x20000, 0x3FFFF),
 )
+
+
+_OTHER, _MARK, _LETTER, _LETTER_UNSPACED = range(4)
+"""Kinds of folded characters."""
 
 
 class Run(NamedTuple):
@@ -71,15 +77,14 @@ def runs(text: str) -> list[Run]:
             at.clear()
 
     for place, character in enumerate(text):
-        for folded in _fold(character):
-            mark = unicodedata.category(folded)[0] == "M"
-            if not (folded.isalnum() or mark) or (mark and not word):
-                if not mark:
-                    end()
+        for folded, kind in _looked_up(character):
+            if kind == _OTHER:
+                end()
                 continue
-            if mark and ord(word[-1]) < _MARKS_END:
+            mark = kind == _MARK
+            if mark and (not word or word[-1] < _MARKS_BEGIN):
                 continue
-            other = unspaced if mark else _is_unspaced(folded)
+            other = unspaced if mark else kind == _LETTER_UNSPACED
             if word and other != unspaced:
                 end()
             unspaced = other
@@ -170,6 +175,21 @@ def _in(run: Run, term: Term) -> list[tuple[int, int]]:
         found.append((run.at[begin], run.at[begin + size - 1] + 1))
         begin = run.word.find(term.word, begin + size)
     return found
+
+
+@functools.lru_cache(4_096)
+def _looked_up(character: str) -> tuple[tuple[str, int], ...]:
+    """A character folded: each that it becomes, and its kind. Remembered: a message has some ten thousand, of few kinds."""
+    found = []
+    for folded in _fold(character):
+        if unicodedata.category(folded)[0] == "M":
+            kind = _MARK
+        elif folded.isalnum():
+            kind = _LETTER_UNSPACED if _is_unspaced(folded) else _LETTER
+        else:
+            kind = _OTHER
+        found.append((folded, kind))
+    return tuple(found)
 
 
 def _fold(character: str) -> str:

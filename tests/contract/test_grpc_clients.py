@@ -190,8 +190,8 @@ async def test_dirty_and_replaced(servers: Servers, source: FakeTopology, shards
 async def test_a_batch_of_many_megabytes_passes(servers: Servers, source: FakeTopology, shards: GrpcShards) -> None:
     server = ShardServer()
     source.set(topology(1, shard=await servers.start(server)))
-    payloads = [Payload(bytes(60_000), b"") for _ in range(500)]
-    assert await shards.deliver(SHARD, payloads, [Delivery(n, n) for n in range(500)]) == []
+    payloads = [Payload(bytes(60_000), b"") for _ in range(150)]  # more than twice what gRPC lets pass untold
+    assert await shards.deliver(SHARD, payloads, [Delivery(n, n) for n in range(150)]) == []
 
 
 @pytest.mark.parametrize("untaken", [b"\x00", struct.pack("<I", 1), struct.pack("<I", 0xFFFFFFFF)])
@@ -381,7 +381,7 @@ async def test_a_call_outlives_a_restart_of_the_only_process(
     done, _ = await asyncio.wait([waiting], timeout=0.5)
     assert not done
     await servers.start(MsgServer(6), port)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         assert await waiting == 6
 
 
@@ -391,7 +391,7 @@ async def test_a_call_follows_the_topology(servers: Servers, source: FakeTopolog
     done, _ = await asyncio.wait([waiting], timeout=0.3)
     assert not done
     source.set(topology(2, uid="v", msgs=(await servers.start(MsgServer(8)),)))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         assert await waiting == 8
 
 

@@ -167,15 +167,15 @@ def test_a_wrong_option_is_one_line(run: Run) -> None:
     one_line(run("up", "--prot"), 2, "plato: No such option: --prot; see `plato up --help`\n")
     one_line(run("db", "x"), 2, "plato: No such command 'x'; see `plato db --help`\n")
     one_line(run("upp"), 2, "Did you mean 'up'? See `plato --help`\n")
-    one_line(run("chat", "alice"), 2, "--to USER or --conversation ID")
+    one_line(run("chat", "alice"), 2, "--to USER or --group NAME or --conversation ID")
     one_line(run("chat", "alice", "--to", "bob", "--transport", "quic"), 2, "tcp or ws")
 
 
 def test_settings_prints_what_load_reads_back_and_no_password(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "plato.yaml").write_text("database:\n  uri: postgresql://me:secret@db:5432/x\nlocal:\n  shards: 3\n")
+    (tmp_path / "plato.yaml").write_text("database:\n  uri: postgresql://me:letmein@db:5432/x\nlocal:\n  shards: 3\n")
     code, out, _ = run("settings", "--port-offset", "7")
     assert code == 0
-    assert "secret" not in out
+    assert "letmein" not in out
     assert "postgresql://me:***@db:5432/x" in out
     assert "shards: 3" in out
     assert "port_offset: 7" in out

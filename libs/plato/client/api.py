@@ -254,7 +254,8 @@ class FriendChanged:
 
 @dataclass(frozen=True, slots=True)
 class Overflowed:
-    """The reader was too slow, what came before is lost: look at everything anew."""
+    """The reader was too slow, what came before is lost, or the platform was set back and what is shared begins anew: look
+    at everything."""
 
 
 Change = MessageChanged | ConversationChanged | ReadBy | Typing | FriendChanged | Overflowed

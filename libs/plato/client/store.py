@@ -158,6 +158,9 @@ class Store:
                     " has_left=excluded.has_left, group_seq=excluded.group_seq",
                     [_PLACE_VALUES(p) for p in writes.places.values()],
                 )
+            if writes.forgotten:
+                run("DELETE FROM hidden")
+                run("DELETE FROM friend")
             if writes.shared:
                 many(
                     "INSERT OR REPLACE INTO shared VALUES (?,?,?,?,?,?,?)",

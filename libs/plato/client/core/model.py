@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from plato.client.api import ConversationChanged, Friend, FriendChanged, MessageChanged, ReadBy, State, Typing
+from plato.client.api import (
+    ConversationChanged,
+    Friend,
+    FriendChanged,
+    MessageChanged,
+    Overflowed,
+    ReadBy,
+    State,
+    Typing,
+)
 
 UNPLACED: Final = -1
 """Cursor of a conversation whose first cursor no Sync has told yet."""
@@ -158,12 +167,19 @@ class Writes:
     refused: list[tuple[Entry, int]] = field(default_factory=list)  # and stay in sight, with their code
     meta: dict[str, str] = field(default_factory=dict)  # "" deletes
     delivered: int = 0  # local number of the last row that the application has taken
+    forgotten: bool = False  # what is hidden and who is a friend, before this: a platform that was set back
     shared: dict[str, Shared] = field(default_factory=dict)  # by conversation
     hidden: dict[tuple[str, int], None] = field(default_factory=dict)  # (conversation, seq)
     friends: dict[str, Friend] = field(default_factory=dict)  # by user
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) for name in self.__slots__)
+
+    def forget_shared(self) -> None:
+        """Nothing is hidden and nobody is a friend, until what comes after this."""
+        self.forgotten = True
+        self.hidden.clear()
+        self.friends.clear()
 
     def join(self, later: Writes) -> None:
         """Takes in what comes after, so that both are one transaction."""
@@ -176,6 +192,8 @@ class Writes:
         self.delivered = max(self.delivered, later.delivered)
         self.revisions += later.revisions
         self.memberships += later.memberships
+        if later.forgotten:
+            self.forget_shared()
         self.shared |= later.shared
         self.hidden |= later.hidden
         self.friends |= later.friends
@@ -221,7 +239,7 @@ class StateChanged:
     state: State
 
 
-News = MessageChanged | ConversationChanged | ReadBy | Typing | FriendChanged
+News = MessageChanged | ConversationChanged | ReadBy | Typing | FriendChanged | Overflowed
 Notice = Accepted | Settled | RefusedMessage | HistoryPage | StateChanged | News
 
 

@@ -1,7 +1,10 @@
 """What this user's devices share, as this device knows it: read positions, pins, mutes, deletions, friends; and who writes.
 
     STATE        of the version that follows ours: taken; of a later one: something was missed, Sync with want_state
-    SYNCED.state of a version above ours: taken, as what holds now
+    SYNCED.state of a version above ours: taken, as what holds now. Below the one that its Sync named: the platform was set
+                 back, and this is the beginning of all that it holds; what this device knew besides is forgotten
+    quiet        a Sync is wished for until a page brings us to every version that we heard of, or until no STATE came
+                 between its Sync and its page: then that page is right, whatever was heard before
     read()       noted durably, then READ until the platform has answered it; later positions of a conversation take the
                  place of earlier ones that were not sent yet
 
@@ -17,7 +20,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from plato.client.api import ConversationChanged, Friend, FriendChanged, FriendStatus, MessageChanged, ReadBy, Typing
+from plato.client.api import (
+    ConversationChanged,
+    Friend,
+    FriendChanged,
+    FriendStatus,
+    MessageChanged,
+    Overflowed,
+    ReadBy,
+    Typing,
+)
 from plato.client.core import wire
 from plato.client.core.model import Effects, Shared
 from plato.client.core.outbox import TOLD_MAX_MS
@@ -59,7 +71,12 @@ class SharedState:
         self._reads = {s.conversation_id: _Read(0, 0, 0) for s in self._known.values() if s.wanted_seq > s.read_seq}
         self._dirty: dict[str, None] = {}  # to be written
         self._told_version = version
-        self._asked: dict[int, None] = {}  # refs of Syncs that wanted the state
+        self._heard = 0  # STATEs, how many came
+        self._newest = 0  # the greatest version of a STATE; 0: no page can be older than what was heard
+        self._floor = 0  # the version that the last answered Sync named: older STATEs are not on their way any more
+        self._asked: dict[
+            int, tuple[int, int]
+        ] = {}  # Syncs that wanted the state, by ref → (the version named, _heard)
         self._typed: dict[str, int] = {}  # conversation → when this device said that its user writes
 
     def of(self, conversation_id: str) -> Shared:
@@ -69,33 +86,52 @@ class SharedState:
     # ── down ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def stated(self, state: pb.StateMsg, out: Effects) -> bool:
-        """A STATE came. False: changes are missing before it; nothing was taken."""
-        if state.version <= self.version:
-            return True
-        if state.prev_version != self.version:
+        """A STATE came. False: changes are missing before it, or the platform was set back; nothing was taken."""
+        self._heard += 1
+        self._newest = max(self._newest, min(state.version, wire.MAX_SEQ))
+        if state.prev_version == self.version < state.version:
+            self._take(state, out)
+        elif not self._floor <= state.version <= self.version:
             self.wanted = True
             return False
-        self._take(state, out)
         return True
 
     def ask(self, ref: int) -> int | None:
         """A Sync of this ref is made: the version it names, None where it does not want the state."""
         if not self.wanted:
             return None
-        self._asked[ref] = None
+        self._asked[ref] = self.version, self._heard
         while len(self._asked) > ASKED:
             del self._asked[next(iter(self._asked))]
         return self.version
 
     def synced(self, page: pb.SyncedMsg, out: Effects) -> None:
-        """The page of a Sync. If it wanted the state, the wish ends, unless there is more of it."""
+        """The page of a Sync. If it wanted the state, the wish ends, unless there is more of it or newer was heard of."""
         if page.ref not in self._asked:
+            self.wanted = self.wanted or page.HasField("state")  # of a Sync that was forgotten: another one tells
             return
-        del self._asked[page.ref]
-        newer = page.state.version > self.version
-        if newer:
+        named, heard = self._asked.pop(page.ref)
+        quiet = heard == self._heard
+        if quiet:
+            self._newest = 0
+        back = page.HasField("state") and page.state.version < named
+        newer = min(page.state.version, wire.MAX_SEQ) > self.version
+        self._floor = 0 if back else named
+        if back:
+            self._forget(out)
+        if back or newer:
             self._take(page.state, out)
-        self.wanted = page.state.more and newer
+        self.wanted = self._newest > self.version or (page.state.more and (back or newer)) or (back and not quiet)
+
+    def _forget(self, out: Effects) -> None:
+        """The platform was set back: what is shared begins anew, by this page. What this device has yet to tell stays."""
+        self._asked.clear()
+        self._newest = 0
+        for known in self._known.values():
+            known.read_seq = known.peer_read_seq = known.pinned_at_ms = known.muted_until_ms = known.cleared_seq = 0
+            self._changed(known, out)
+        out.writes.forget_shared()
+        out.notices.append(Overflowed())
 
     def _take(self, state: pb.StateMsg, out: Effects) -> None:
         self.version = min(state.version, wire.MAX_SEQ)

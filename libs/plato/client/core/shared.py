@@ -121,7 +121,10 @@ class SharedState:
             self._forget(out)
         if back or newer:
             self._take(page.state, out)
-        self.wanted = self._newest > self.version or (page.state.more and (back or newer)) or (back and not quiet)
+        more = page.state.more and (
+            back or page.state.version > named
+        )  # also where a STATE brought us as far as this page
+        self.wanted = self._newest > self.version or more or (back and not quiet)
 
     def _forget(self, out: Effects) -> None:
         """The platform was set back: what is shared begins anew, by this page. What this device has yet to tell stays."""

@@ -3,20 +3,9 @@
 import { expect, test } from "vitest";
 import { Machine } from "../src/core/session";
 import { type Effects, type Place, type Row, type Snapshot, type Writes } from "../src/core/model";
-import { Platform } from "./platform";
+import { Platform, chanceOf } from "./platform";
 
 const ME = "alice";
-
-/** mulberry32: numbers in [0, 1) that depend on the seed alone. */
-function chanceOf(seed: number): () => number {
-  let a = seed;
-  return () => {
-    a = (a + 0x6d2b79f5) | 0;
-    let t = Math.imul(a ^ (a >>> 15), 1 | a);
-    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
-    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
-  };
-}
 
 /** What survives a crash. It complains about what no store should be told. */
 class Disk {

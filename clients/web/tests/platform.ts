@@ -10,6 +10,17 @@ import {
   SyncedMsgSchema, UPMsgSchema,
 } from "../src/wire/client_pb";
 
+/** mulberry32: numbers in [0, 1) that depend on the seed alone. */
+export function chanceOf(seed: number): () => number {
+  let a = seed;
+  return () => {
+    a = (a + 0x6d2b79f5) | 0;
+    let t = Math.imul(a ^ (a >>> 15), 1 | a);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+  };
+}
+
 export interface Stored {
   seq: number;
   prevSeq: number;

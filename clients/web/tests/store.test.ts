@@ -2,6 +2,7 @@
 import "fake-indexeddb/auto";
 import { expect, test } from "vitest";
 import { utf8 } from "../src/core/bytes";
+import { MsgType, changeOf, operationBody } from "../src/core/content";
 import { type Row, noEffects, noWrites } from "../src/core/model";
 import { Thread } from "../src/core/inbox";
 import { Store } from "../src/edge/store";
@@ -48,14 +49,36 @@ test("an edit changes its row in the same transaction; an older copy does not ta
   const store = await Store.open(fresh(), "1");
   const writes = noWrites();
   writes.rows.push(row(1), row(2));
-  writes.changes.push({ conversationId: "c", seq: 1, bySeq: 2, recalled: false, msgType: 0, body: utf8("new") });
-  writes.changes.push({ conversationId: "c", seq: 99, bySeq: 2, recalled: true, msgType: 0, body: utf8("") });
+  writes.changes.push({ conversationId: "c", msgId: "1", seq: 1, bySeq: 2, recalled: false, msgType: 0, body: utf8("new") });
+  writes.changes.push({ conversationId: "c", msgId: "99", seq: 99, bySeq: 2, recalled: true, msgType: 0, body: utf8("") });
   await store.apply(writes);
   const again = noWrites();
   again.rows.push(row(1));
   await store.apply(again);
   const [first] = await store.since("c", 0);
   expect([new TextDecoder().decode(first!.body), first!.changedSeq]).toEqual(["new", 2]);
+});
+
+test("a message that was edited and recalled is the same in every order of arrival, and so are its edits", async () => {
+  const operation = (msgType: number, text: string): Uint8Array => operationBody({ msgId: 1n, seq: 1n, msgType, body: utf8(text) });
+  const edit = row(2, { msgType: MsgType.EDIT, body: operation(0, "second") });
+  const other = row(3, { msgType: MsgType.EDIT, body: operationBody({ msgId: 77n, seq: 9n, body: utf8("of another") }) });
+  const recall = row(4, { msgType: MsgType.RECALL, body: operation(0, "") });
+  const gone = { body: new Uint8Array(), changedSeq: 4, recalled: true };
+  const steps = [
+    { rows: [row(1, { body: utf8("second"), changedSeq: 2 })] },
+    { rows: [row(1, gone), row(2, { ...gone, msgType: MsgType.EDIT })] },
+    { rows: [edit], changes: [changeOf(edit)!] },
+    { rows: [recall], changes: [changeOf(recall)!] },
+  ];
+  const orders = (left: typeof steps): (typeof steps)[] =>
+    left.length === 0 ? [[]] : left.flatMap((s) => orders(left.filter((o) => o !== s)).map((rest) => [s, ...rest]));
+  for (const order of orders(steps)) {
+    const store = await Store.open(fresh(), "1");
+    for (const more of [{ rows: [row(1), other] }, ...order]) await store.apply({ ...noWrites(), ...more });
+    expect(await store.since("c", 0)).toEqual([row(1, gone), row(2, { ...gone, msgType: MsgType.EDIT }), other, recall]);
+    store.close();
+  }
 });
 
 test("history, unread, hidden, refused, search", async () => {

@@ -54,12 +54,19 @@ export function changeOf(row: Row): Change | null {
   const recalled = row.msgType === MsgType.RECALL;
   return {
     conversationId: row.conversationId,
+    msgId: operation.msgId.toString(),
     seq: clipped(operation.seq),
     bySeq: row.seq,
     recalled,
     msgType: recalled ? MsgType.TEXT : operation.msgType,
     body: recalled ? new Uint8Array() : operation.body,
   };
+}
+
+/** Whether the row is an EDIT of the message that this RECALL takes back: what it said goes too. */
+export function goesWith(row: Row, change: Change): boolean {
+  if (!change.recalled || row.msgType !== MsgType.EDIT || row.recalled) return false;
+  return operationOf(row.msgType, row.body)?.msgId.toString() === change.msgId;
 }
 
 /** The row after the change; the same row where it shows that change already. */

@@ -88,9 +88,10 @@ export interface Snapshot {
   friends: Friend[];
 }
 
-/** A RECALL or EDIT that became readable: the older row changes in the same transaction. */
+/** A RECALL or EDIT that became readable: the older row changes in the same transaction; by a RECALL so do the EDITs of it. */
 export interface Change {
   conversationId: string;
+  msgId: string;
   seq: number;
   bySeq: number;
   recalled: boolean;
@@ -106,6 +107,8 @@ export interface Writes {
   queued: Map<string, Entry>;
   unqueued: Entry[];
   refused: { entry: Entry; code: number }[];
+  /** What is hidden and who is a friend, before this: a platform that was set back. */
+  forgotten: boolean;
   hidden: Hidden[];
   friends: Map<string, Friend>;
   meta: Map<string, string>;
@@ -113,7 +116,7 @@ export interface Writes {
 
 export function noWrites(): Writes {
   return {
-    rows: [], changes: [], places: new Map(), queued: new Map(), unqueued: [], refused: [], hidden: [], friends: new Map(),
+    rows: [], changes: [], places: new Map(), queued: new Map(), unqueued: [], refused: [], forgotten: false, hidden: [], friends: new Map(),
     meta: new Map(),
   };
 }
@@ -121,8 +124,15 @@ export function noWrites(): Writes {
 export function writesAny(w: Writes): boolean {
   return (
     w.rows.length + w.changes.length + w.places.size + w.queued.size + w.unqueued.length + w.refused.length + w.hidden.length +
-      w.friends.size + w.meta.size > 0
+      w.friends.size + w.meta.size > 0 || w.forgotten
   );
+}
+
+/** Nothing is hidden and nobody is a friend, until what comes after this. */
+export function forgetShared(w: Writes): void {
+  w.forgotten = true;
+  w.hidden = [];
+  w.friends.clear();
 }
 
 /** `later` comes after `first`, and both are one transaction. */
@@ -133,6 +143,7 @@ export function joinWrites(first: Writes, later: Writes): void {
   later.queued.forEach((entry, id) => first.queued.set(id, entry));
   first.unqueued.push(...later.unqueued);
   first.refused.push(...later.refused);
+  if (later.forgotten) forgetShared(first);
   first.hidden.push(...later.hidden);
   later.friends.forEach((friend, user) => first.friends.set(user, friend));
   later.meta.forEach((value, name) => first.meta.set(name, value));

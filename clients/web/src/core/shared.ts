@@ -1,18 +1,21 @@
 // What a user's devices share: read positions, pins, mutes, what was deleted here only, friends.
 //
 // STATE brings changes with (version, prevVersion); one that does not follow ours means that something was missed: a Sync with
-// want_state brings the rest. Read positions go out by READ, one per conversation at a time, until the platform says what
+// want_state brings the rest. It is wished for until a page brings us to every version that we heard of, or until no STATE came
+// between a Sync and its page: then that page is right. A page below the version that its Sync named: the platform was set back,
+// what is shared begins anew. Read positions go out by READ, one per conversation at a time, until the platform says what
 // stands. A READ is no sign of life: unanswered it is repeated, and never ends a connection.
 import type { Inbox, Thread } from "./inbox";
-import type { Effects, Friend } from "./model";
+import { type Effects, type Friend, forgetShared } from "./model";
 import { type Chance, type Timing, soonest } from "./timing";
 import * as wire from "./wire";
 import { Action, action } from "./codes";
-import type { ACKMsg, ReadMsg, StateMsg } from "../wire/client_pb";
+import type { ACKMsg, ReadMsg, StateMsg, SyncedMsg } from "../wire/client_pb";
 import { isDialogue } from "./conversations";
 
 /** READs in flight at a time. */
 export const READS = 4;
+const SYNCS = 8;
 
 interface Asked {
   ref: number;
@@ -23,8 +26,14 @@ interface Asked {
 
 export class Shared {
   version: bigint;
+  /** The next Sync is to bring what is newer than `version`. */
+  wanted = true;
   readonly friends: Map<string, Friend>;
   private asked = new Map<string, Asked>(); // by conversation
+  private states = 0; // STATEs, how many came
+  private newest = 0n; // the greatest version of a STATE; 0: no page can be older than what was heard
+  private floor = 0n; // the version that the last answered Sync named: older STATEs are not on their way any more
+  private syncs = new Map<bigint, { named: bigint; heard: number }>(); // Syncs that wanted the state, by ref
   private unsent = new Set<string>(); // conversations whose read position the platform has not
 
   constructor(
@@ -35,15 +44,59 @@ export class Shared {
     for (const t of inbox.threads()) if (t.readWanted > t.readSeq) this.unsent.add(t.conversationId);
   }
 
-  /** A STATE frame. False: something before it was missed, Sync. */
+  /** A STATE frame. Returns the conversations that changed; null: changes are missing before it, or the platform was set back. */
   pushed(state: StateMsg, out: Effects): Thread[] | null {
-    if (state.version <= this.version) return [];
-    if (state.prevVersion !== this.version) return null;
-    return this.apply(state, out);
+    this.states += 1;
+    if (state.version > this.newest) this.newest = state.version;
+    if (state.prevVersion === this.version && state.version > this.version) return this.apply(state, out);
+    if (this.floor <= state.version && state.version <= this.version) return [];
+    this.wanted = true;
+    return null;
   }
 
-  /** The part of a SYNCED, or a STATE that follows ours. Returns the conversations that changed. */
-  apply(state: StateMsg, out: Effects): Thread[] {
+  /** A Sync of this ref is made: the version it names, null where it does not want the state. */
+  ask(ref: number): bigint | null {
+    if (!this.wanted) return null;
+    this.syncs.set(BigInt(ref), { named: this.version, heard: this.states });
+    for (const old of this.syncs.keys()) if (this.syncs.size > SYNCS) this.syncs.delete(old);
+    return this.version;
+  }
+
+  /** The page of a Sync. If it wanted the state, the wish ends, unless there is more of it or newer was heard of. */
+  synced(page: SyncedMsg, out: Effects): Thread[] {
+    const sync = this.syncs.get(page.ref);
+    const { state } = page;
+    if (!sync) {
+      this.wanted ||= state !== undefined; // of a Sync that was forgotten: another one tells
+      return [];
+    }
+    this.syncs.delete(page.ref);
+    const quiet = sync.heard === this.states;
+    if (quiet) this.newest = 0n;
+    const back = state !== undefined && state.version < sync.named;
+    const taken = state !== undefined && (back || state.version > this.version);
+    this.floor = back ? 0n : sync.named;
+    const changed = new Set(back ? this.forget(out) : []);
+    if (taken) for (const thread of this.apply(state, out)) changed.add(thread);
+    const more = state !== undefined && state.more && (back || state.version > sync.named); // also where a STATE came as far
+    this.wanted = this.newest > this.version || more || (back && !quiet);
+    return [...changed];
+  }
+
+  /** The platform was set back: what is shared begins anew, by this page. What this device has yet to tell stays. */
+  private forget(out: Effects): Thread[] {
+    this.syncs.clear();
+    this.newest = 0n;
+    this.friends.clear();
+    forgetShared(out.writes);
+    out.notices.push({ kind: "friends" });
+    const threads = this.inbox.threads();
+    for (const t of threads) t.readSeq = t.pinnedAtMs = t.mutedUntilMs = t.peerReadSeq = t.clearedSeq = 0;
+    return threads;
+  }
+
+  /** What holds from here on. Returns the conversations that changed. */
+  private apply(state: StateMsg, out: Effects): Thread[] {
     const changed: Thread[] = [];
     for (const c of state.conversations) {
       const thread = this.inbox.get(c.conversationId);
@@ -61,10 +114,8 @@ export class Shared {
       out.writes.friends.set(f.user, friend);
     }
     if (state.friends.length > 0) out.notices.push({ kind: "friends" });
-    if (state.version > this.version) {
-      this.version = state.version;
-      out.writes.meta.set("stateVersion", this.version.toString());
-    }
+    this.version = state.version;
+    out.writes.meta.set("stateVersion", this.version.toString());
     return changed;
   }
 

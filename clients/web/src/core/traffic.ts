@@ -10,7 +10,7 @@ import { Action, action } from "./codes";
 import { changeOf, isOperation, operationOf, MsgType } from "./content";
 import { dialogueId, isDialogue } from "./conversations";
 import { Inbox, Thread } from "./inbox";
-import { type Effects, type Entry, type Row, type Snapshot, noEffects } from "./model";
+import { type Change, type Effects, type Entry, type Row, type Snapshot, noEffects } from "./model";
 import { type Arrival, PushLine } from "./numbers";
 import { Outbox } from "./outbox";
 import { type Request, Requests } from "./requests";
@@ -52,7 +52,7 @@ export class Traffic {
   private pulls = new Map<string, number>(); // conversation → ref
   private wanted = new Set<string>(); // conversations with a gap, in turn
   private later = new Map<string, number>(); // conversations with a gap that many were told of at once → when to pull
-  private histories = new Map<number, string>(); // ref → conversation
+  private histories = new Map<number, { id: string; changes: Change[] }>(); // ref → conversation, and what changed meanwhile
   private ref = 0;
   private dirty = new Set<string>(); // conversations whose Place is to be written
 
@@ -82,7 +82,8 @@ export class Traffic {
   firstSync(): FirstSync {
     const walk = new SyncWalk();
     const ref = this.nextRef();
-    return { walk, ref, frame: wire.sync(ref, walk.ask(this.inbox.cursors()), this.shared.version) };
+    this.shared.wanted = true;
+    return { walk, ref, frame: wire.sync(ref, walk.ask(this.inbox.cursors()), this.shared.ask(ref)) };
   }
 
   /**
@@ -169,7 +170,7 @@ export class Traffic {
   history(conversationId: string, before: number, limit: number, nowMs: number): number | null {
     if (!this.live || this.histories.size >= HISTORIES) return null;
     const ref = this.nextRef();
-    this.histories.set(ref, conversationId);
+    this.histories.set(ref, { id: conversationId, changes: [] });
     const frame = wire.pull(ref, conversationId, 1, before - 1, limit, true);
     this.out.frames.push(this.requests.ask(CmdType.PULL, ref, frame, nowMs));
     return ref;
@@ -327,7 +328,10 @@ export class Traffic {
       this.out.writes.rows.push(row);
       this.dirty.add(row.conversationId);
       const change = changeOf(row);
-      if (change) this.out.writes.changes.push(change);
+      if (change) {
+        this.out.writes.changes.push(change);
+        for (const h of this.histories.values()) if (h.id === row.conversationId) h.changes.push(change);
+      }
       this.regroup(row);
     }
   }
@@ -427,10 +431,12 @@ export class Traffic {
   /** Rows below what is stored: they are stored too, and the floor sinks, if they touch it. */
   private older(request: Request, rows: Row[], coveredFrom: number, coveredTo: number): void {
     this.requests.done(CmdType.PULL, request.ref);
-    const thread = this.inbox.find(this.histories.get(request.ref) ?? "");
+    const asked = this.histories.get(request.ref);
+    const thread = this.inbox.find(asked?.id ?? "");
     this.histories.delete(request.ref);
     if (thread?.placed && coveredTo >= thread.floor && coveredFrom <= thread.floor) {
       this.out.writes.rows.push(...rows.filter((row) => row.seq <= thread.floor));
+      this.out.writes.changes.push(...(asked?.changes ?? [])); // the page may be older than they are
       thread.floor = rows.length > 0 ? Math.max(0, coveredFrom - 1) : 0;
       this.dirty.add(thread.conversationId);
     }
@@ -467,12 +473,13 @@ export class Traffic {
     this.walk = new SyncWalk();
     this.walkUnsent = true;
     this.walkAgain = false;
+    this.shared.wanted = true;
     this.askSync(this.walk, nowMs);
   }
 
   private askSync(walk: SyncWalk, nowMs: number): void {
     const ref = this.nextRef();
-    const frame = wire.sync(ref, walk.ask(this.inbox.cursors()), this.shared.version);
+    const frame = wire.sync(ref, walk.ask(this.inbox.cursors()), this.shared.ask(ref));
     this.out.frames.push(this.requests.ask(CmdType.SYNC, ref, frame, nowMs));
   }
 
@@ -491,7 +498,7 @@ export class Traffic {
       this.dirty.add(item.conversationId);
       this.touched(thread, false, nowMs);
     }
-    if (page.state) for (const thread of this.shared.apply(page.state, this.out)) this.dirty.add(thread.conversationId);
+    for (const thread of this.shared.synced(page, this.out)) this.dirty.add(thread.conversationId);
     const way = walk.answered(page.more, page.coveredId);
     if (way === "stuck") {
       this.requests.putOff(request, nowMs);
@@ -499,14 +506,13 @@ export class Traffic {
     }
     this.requests.done(CmdType.SYNC, request.ref);
     if (way === "on") this.askSync(walk, nowMs);
-    else if (page.state?.more) this.startSync(nowMs); // what remains, from the version that is known now
     else this.walkEnded(nowMs);
   }
 
   private walkEnded(nowMs: number): void {
     this.walk = null;
-    if (this.walkAgain) {
-      this.walkHeals = true;
+    if (this.walkAgain || this.shared.wanted) { // more of what is shared than a page holds, or newer
+      this.walkHeals ||= this.walkAgain;
       this.startSync(nowMs);
       return;
     }

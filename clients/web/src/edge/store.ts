@@ -5,7 +5,7 @@
 import {
   type Entry, type Friend, type Hidden, type Place, type Row, type Session, type Snapshot, type Writes,
 } from "../core/model";
-import { changedRow, isSaid } from "../core/content";
+import { changedRow, goesWith, isSaid } from "../core/content";
 
 export const REFUSED_KEPT = 1_000;
 const VERSION = 1;
@@ -62,11 +62,16 @@ export class Store {
       for (const change of writes.changes) {
         const row = (await answer(at("message").get([change.conversationId, change.seq]))) as Row | undefined;
         if (row) at("message").put(changedRow(row, change));
+        if (!change.recalled || change.seq >= change.bySeq) continue;
+        const between = IDBKeyRange.bound([change.conversationId, change.seq], [change.conversationId, change.bySeq]);
+        for (const edit of (await answer(at("message").getAll(between))) as Row[])
+          if (goesWith(edit, change)) at("message").put(changedRow(edit, change));
       }
       for (const place of writes.places.values()) at("conversation").put(place);
       for (const entry of writes.queued.values()) at("outbox").put(entry);
       for (const entry of writes.unqueued) at("outbox").delete([entry.conversationId, entry.clientId]);
       for (const refused of writes.refused) at("refused").add(refused);
+      if (writes.forgotten) for (const name of ["hidden", "friend"]) at(name).clear();
       for (const hidden of writes.hidden) at("hidden").put(hidden);
       for (const friend of writes.friends.values()) at("friend").put(friend);
       writes.meta.forEach((value, name) => at("meta").put(value, name));

@@ -87,7 +87,7 @@ test("history, unread, hidden, refused, search", async () => {
   for (let seq = 1; seq <= 30; seq++) writes.rows.push(row(seq, { fromUser: seq % 3 === 0 ? "me" : "bob", msgType: seq === 29 ? 1005 : 0 }));
   writes.rows.push(row(1, { conversationId: "d" }));
   writes.hidden.push({ conversationId: "c", seq: 28 });
-  writes.refused.push({ entry: entry(1), code: 436 });
+  writes.refused.push({ entry: entry(1), code: 436, detail: "" });
   await store.apply(writes);
   expect((await store.history("c", 10, 3)).map((r) => r.seq)).toEqual([7, 8, 9]);
   const hidden = await store.hidden("c");

@@ -57,7 +57,7 @@ def line_of(message: Message, reply: Quote | None = None) -> Line:
     event = is_operation(message.msg_type)
     tick = _TICKS[message.delivery] if message.mine and not (event and message.seq) else ""
     if message.delivery is Delivery.REFUSED:
-        tick += f" {code_text(message.code)}"
+        tick += f" {code_text(message.code)}" + (f": {printable(message.detail)}" if message.detail else "")
     day, clock = (when.date(), when.strftime("%H:%M:%S")) if when else (None, "")
     words = operation_words(message) if event else message_words(message)
     who, quote = printable(message.from_user), printable(quote_words(reply)) if reply is not None else ""

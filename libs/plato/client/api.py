@@ -29,6 +29,8 @@ class Refused(ClientError):
     def __init__(self, code: int, detail: str = "") -> None:
         super().__init__(f"{text(code)}{': ' + detail if detail else ''} (code {code})")
         self.code = code
+        self.detail = detail
+        """The platform's words, where they say more than the code's own: a hook's, say."""
 
 
 class Stopped(ClientError):
@@ -106,9 +108,10 @@ class Delivery(Enum):
 class Message:
     """One message. seq, prev_seq, msg_id and server_at_ms (Unix ms, for display only) are 0 before it is STORED.
 
-    client_msg_id: 16 bytes. code: why it was refused, else 0. mine: sent by this user, from whichever device. msg_type and
-    body are those of now; changed_seq: the seq of the newest operation that changed them, 0 if none did. recalled: it stays,
-    its body is gone. hidden: this user deleted it for themselves.
+    client_msg_id: 16 bytes. code: why it was refused, else 0; detail: words for it that say more than the code's own. mine:
+    sent by this user, from whichever device. msg_type and body are those of now; changed_seq: the seq of the newest
+    operation that changed them, 0 if none did. recalled: it stays, its body is gone. hidden: this user deleted it for
+    themselves.
     """
 
     conversation_id: str
@@ -126,6 +129,7 @@ class Message:
     changed_seq: int = 0
     recalled: bool = False
     hidden: bool = False
+    detail: str = ""
 
     @property
     def text(self) -> str:

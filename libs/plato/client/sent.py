@@ -98,9 +98,9 @@ class Handles:
         if row is not None:
             sent.note_outcome(Receipt(conversation_id, key, row.msg_id, row.seq))
             return sent
-        for entry, code in store.refused(conversation_id):
+        for entry, code, detail in store.refused(conversation_id):
             if entry.client_msg_id == key:
-                sent.note_outcome(Refused(code))
+                sent.note_outcome(Refused(code, detail))
                 return sent
         return None
 
@@ -126,7 +126,7 @@ class Handles:
         elif isinstance(notice, Settled):
             sent.note_outcome(Receipt(notice.conversation_id, notice.client_msg_id, notice.msg_id, notice.seq))
         else:
-            sent.note_outcome(Refused(notice.code))
+            sent.note_outcome(Refused(notice.code, notice.detail))
 
     def fail(self, error: ClientError) -> None:
         """The client stopped: nobody waits for ever. What is in the outbox stays there for the next start."""

@@ -186,11 +186,11 @@ class Store:
                     "DELETE FROM outbox WHERE conversation_id = ? AND client_id = ?",
                     [(e.conversation_id, e.client_id) for e in writes.unqueued],
                 )
-            for e, code in writes.refused:
+            for e, code, detail in writes.refused:
                 run(
-                    "INSERT INTO refused (conversation_id, client_id, client_msg_id, msg_type, body, code)"
-                    " VALUES (?,?,?,?,?,?)",
-                    (e.conversation_id, e.client_id, e.client_msg_id, e.msg_type, e.body, code),
+                    "INSERT INTO refused (conversation_id, client_id, client_msg_id, msg_type, body, code, detail)"
+                    " VALUES (?,?,?,?,?,?,?)",
+                    (e.conversation_id, e.client_id, e.client_msg_id, e.msg_type, e.body, code, detail),
                 )
                 run("DELETE FROM refused WHERE number <= (SELECT max(number) FROM refused) - ?", (REFUSED_KEPT,))
             meta = dict(writes.meta)
@@ -295,14 +295,14 @@ class Store:
         values = found.fetchone()
         return _row(values) if values else None
 
-    def refused(self, conversation_id: str) -> list[tuple[Entry, int]]:
-        """The refused messages of a conversation with their codes, oldest first; the newest 1,000 of all are kept."""
+    def refused(self, conversation_id: str) -> list[tuple[Entry, int, str]]:
+        """The refused messages of a conversation with codes and words, oldest first; the newest 1,000 of all are kept."""
         found = self._read().execute(
-            "SELECT conversation_id, client_id, client_msg_id, '', msg_type, body, code FROM refused"
+            "SELECT conversation_id, client_id, client_msg_id, '', msg_type, body, code, detail FROM refused"
             " WHERE conversation_id = ? ORDER BY number",
             (conversation_id,),
         )
-        return [(Entry(*values), code) for *values, code in found]
+        return [(Entry(*values), code, detail) for *values, code, detail in found]
 
     def close(self) -> None:
         """Closes the file and lets others open it."""
@@ -330,7 +330,9 @@ class Store:
             )
         elif version == 1:
             self._from_1()
-        # Not a version of its own: clients of before read and write a store that has it.
+        # Not versions of their own: clients of before read and write a store that has them.
+        if "detail" not in [column[1] for column in self._writer.execute("PRAGMA table_info(refused)")]:
+            self._writer.execute("ALTER TABLE refused ADD COLUMN detail TEXT NOT NULL DEFAULT ''")
         self._writer.execute("CREATE INDEX IF NOT EXISTS message_key ON message (client_msg_id)")
 
     def _from_1(self) -> None:

@@ -97,7 +97,10 @@ class Views(ABC):
     def refused(self, conversation_id: str) -> list[Message]:
         """Own messages of this device that were refused for good, oldest first; the newest 1,000 of all are kept."""
         self._check_open(stopped_too=False)
-        return [self._own(entry, Delivery.REFUSED, code) for entry, code in self._store.refused(conversation_id)]
+        return [
+            self._own(entry, Delivery.REFUSED, code, detail)
+            for entry, code, detail in self._store.refused(conversation_id)
+        ]
 
     # ── reading and writing ──────────────────────────────────────────────────────────────────────────────
 
@@ -174,7 +177,7 @@ class Views(ABC):
             hidden=hidden,
         )
 
-    def _own(self, entry: Entry, delivery: Delivery, code: int = 0) -> Message:
+    def _own(self, entry: Entry, delivery: Delivery, code: int = 0, detail: str = "") -> Message:
         return Message(
             entry.conversation_id,
             0,
@@ -188,4 +191,5 @@ class Views(ABC):
             True,
             delivery,
             code,
+            detail=detail,
         )

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plato.client import Phase
-from plato.client.core.model import Effects, Session, Snapshot
+from plato.client.core.model import Effects, RefusedMessage, Session, Snapshot
 from plato.client.core.session import Machine
 from plato.client.store import Store
-from plato.core.codes import Code
+from plato.core.codes import Code, text
 from plato.core.conversations import dialogue_id
 from plato.fakes.platform import Platform
 from plato.wire.v1 import client_pb2 as pb
@@ -353,8 +353,28 @@ def test_r4_a_jump_syncs_and_asks_again_for_what_is_accepted() -> None:
     assert [kind for kind, _ in sent] == [pb.UP, pb.ACK]
     line.receive(pb.RECEIPT, pb.ReceiptMsg(code=Code.NOT_STORABLE, client_msg_id=key(1), conversation_id=C), 9, 4)
     effects = line.take()
-    assert [(e.client_id, code) for e, code in effects.writes.refused] == [(1, Code.NOT_STORABLE)]
+    assert [(e.client_id, code) for e, code, _ in effects.writes.refused] == [(1, Code.NOT_STORABLE)]
     assert effects.writes.unqueued
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [("no links here", "no links here"), (text(Code.REFUSED_BY_HOOK), ""), ("", ""), ("x" * 900, "x" * 500)],
+)
+def test_the_words_of_a_refusal_are_kept_where_they_say_more_than_the_code(said: str, kept: str) -> None:
+    line = Line()
+    line.machine.send(C, key(1), "", 0, b"x")
+    line.sent()
+    told = pb.ReceiptMsg(code=Code.REFUSED_BY_HOOK, msg=said, client_msg_id=key(1), conversation_id=C)
+    line.receive(pb.RECEIPT, told, 9, 1)
+    effects = line.take()
+    assert RefusedMessage(key(1), Code.REFUSED_BY_HOOK, kept) in effects.notices
+    store = Store(":memory:", 1)
+    store.apply(effects.writes)
+    assert [(e.client_msg_id, code, detail) for e, code, detail in store.refused(C)] == [
+        (key(1), Code.REFUSED_BY_HOOK, kept)
+    ]
+    store.close()
 
 
 def test_r4_losses_during_a_sync_bring_one_more() -> None:

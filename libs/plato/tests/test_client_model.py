@@ -84,7 +84,7 @@ class Device:
             self.store.apply(effects.writes)
         for entry in effects.writes.queued.values():
             self.sent.append((entry.conversation_id, entry.client_msg_id))
-        for entry, _ in effects.writes.refused:
+        for entry, _, _ in effects.writes.refused:
             self.refused.add(entry.client_msg_id)
         for entry in effects.writes.unqueued:
             assert entry.client_msg_id not in self.settled

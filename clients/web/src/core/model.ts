@@ -106,7 +106,7 @@ export interface Writes {
   places: Map<string, Place>;
   queued: Map<string, Entry>;
   unqueued: Entry[];
-  refused: { entry: Entry; code: number }[];
+  refused: { entry: Entry; code: number; detail: string }[];
   /** What is hidden and who is a friend, before this: a platform that was set back. */
   forgotten: boolean;
   hidden: Hidden[];
@@ -163,7 +163,7 @@ export interface State {
 export type Notice =
   | { kind: "accepted"; clientMsgId: string; conversationId: string }
   | { kind: "settled"; conversationId: string; clientMsgId: string; msgId: string; seq: number }
-  | { kind: "refused"; conversationId: string; clientMsgId: string; code: number }
+  | { kind: "refused"; conversationId: string; clientMsgId: string; code: number; detail: string }
   | { kind: "history"; ref: number; page: { rows: Row[]; coveredFrom: number } | null }
   | { kind: "state"; state: State }
   | { kind: "read"; conversationId: string; user: string; seq: number }

@@ -6,7 +6,7 @@
 //
 // Memory: see inbox.ts and outbox.ts; PULLS pulls, one Sync and HISTORIES history requests at a time.
 import { hex } from "./bytes";
-import { Action, action } from "./codes";
+import { Action, Code, action } from "./codes";
 import { changeOf, isOperation, operationOf, MsgType } from "./content";
 import { dialogueId, isDialogue } from "./conversations";
 import { Inbox, Thread } from "./inbox";
@@ -205,7 +205,7 @@ export class Traffic {
     const entry = this.outbox.entry(hex(receipt.clientMsgId));
     const act = action(receipt.code);
     if (act === Action.STOP) {
-      if (entry) this.refuse(entry, receipt.code);
+      if (entry) this.refuse(entry, receipt.code, receipt.msg);
       return;
     }
     if (act !== Action.NONE || receipt.seq === 0n) return;
@@ -249,12 +249,13 @@ export class Traffic {
     this.out.notices.push({ kind: "settled", conversationId, clientMsgId, msgId, seq });
   }
 
-  private refuse(entry: Entry, code: number): void {
+  private refuse(entry: Entry, code: number, words = ""): void {
+    const detail = code === Code.REFUSED_BY_HOOK ? words.slice(0, 500) : ""; // else the page has better ones
     this.outbox.settle(entry.clientMsgId);
     this.out.writes.unqueued.push(entry);
-    this.out.writes.refused.push({ entry, code });
+    this.out.writes.refused.push({ entry, code, detail });
     const { conversationId, clientMsgId } = entry;
-    this.out.notices.push({ kind: "refused", conversationId, clientMsgId, code });
+    this.out.notices.push({ kind: "refused", conversationId, clientMsgId, code, detail });
   }
 
   // ── downlink ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,6 +14,8 @@ const TOP = Number.MAX_SAFE_INTEGER;
 export interface RefusedEntry {
   entry: Entry;
   code: number;
+  /** The hook's words; missing in what an older page stored. */
+  detail?: string;
 }
 
 /** Where a user's store is kept. */

@@ -142,7 +142,7 @@ export class Chat {
         void whileOpen(this.open.value?.changed(news.conversationId) ?? Promise.resolve());
         break;
       case "refused":
-        this.tell(`not sent: ${words(news.code)}`);
+        this.tell(`not sent: ${news.detail || words(news.code)}`);
         break;
       case "state":
         this.state.value = news.state;

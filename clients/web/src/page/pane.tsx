@@ -158,11 +158,11 @@ function Messages({ talk, group, onView, onInfo }: { talk: Talk; group: boolean;
               <Bubble key={"clientMsgId" in s.said && s.said.clientMsgId ? s.said.clientMsgId : at} talk={talk} shown={s} group={group} onView={onView} onInfo={onInfo} />
             </>
           ))}
-          {talk.refused.value.map(({ entry, code }) => (
+          {talk.refused.value.map(({ entry, code, detail }) => (
             <article class="message mine first last refused" key={entry.clientMsgId}>
               <div class="bubble">
                 <div class="text">{summary(entry, talk.chat.user)}</div>
-                <small>Not sent: {words(code)}</small>
+                <small>Not sent: {detail || words(code)}</small>
               </div>
             </article>
           ))}

@@ -164,7 +164,7 @@ class Writes:
     places: dict[str, Place] = field(default_factory=dict)
     queued: dict[bytes, Entry] = field(default_factory=dict)  # by client_msg_id
     unqueued: list[Entry] = field(default_factory=list)  # settled: they leave the outbox
-    refused: list[tuple[Entry, int]] = field(default_factory=list)  # and stay in sight, with their code
+    refused: list[tuple[Entry, int, str]] = field(default_factory=list)  # and stay in sight: the code, and words
     meta: dict[str, str] = field(default_factory=dict)  # "" deletes
     delivered: int = 0  # local number of the last row that the application has taken
     forgotten: bool = False  # what is hidden and who is a friend, before this: a platform that was set back
@@ -222,6 +222,7 @@ class RefusedMessage:
 
     client_msg_id: bytes
     code: int
+    detail: str = ""  # words that say more than the code's own
 
 
 @dataclass(frozen=True, slots=True)

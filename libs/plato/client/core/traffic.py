@@ -33,13 +33,15 @@ from plato.client.core.outbox import Outbox, Verdict
 from plato.client.core.repeats import Chance, Request, Requests, Timing
 from plato.client.core.shared import SharedState
 from plato.client.core.syncwalk import SyncWalk
-from plato.core.codes import Action, action
+from plato.core.codes import Action, action, text
 from plato.core.conversations import dialogue_id
 from plato.wire.v1 import client_pb2 as pb
 
 PULLS: Final = 2
 PULL_ROWS: Final = 100
 WITHIN_MAX_MS: Final = 60_000
+DETAIL_CHARS: Final = 500
+"""Of the words with which a message was refused so many are kept."""
 HISTORIES: Final = 1
 """With one Sync these stay within the four requests that a connection may have open; a fifth is answered "busy"."""
 
@@ -233,7 +235,7 @@ class Traffic:
         act = action(receipt.code)
         if act is Action.STOP:
             if entry is not None:
-                self._refuse(entry, receipt.code)
+                self._refuse(entry, receipt.code, receipt.msg)
             return
         if act is not Action.NONE or not receipt.seq:
             return
@@ -290,11 +292,12 @@ class Traffic:
                     Settled(entry.conversation_id, entry.client_msg_id, receipt.msg_id, receipt.seq)
                 )
 
-    def _refuse(self, entry: Entry, code: int) -> None:
+    def _refuse(self, entry: Entry, code: int, words: str = "") -> None:
+        detail = "" if words == text(code) else words[:DETAIL_CHARS]
         self.outbox.settle(entry.client_msg_id)
         self.out.writes.unqueued.append(entry)
-        self.out.writes.refused.append((entry, code))
-        self.out.notices.append(RefusedMessage(entry.client_msg_id, code))
+        self.out.writes.refused.append((entry, code, detail))
+        self.out.notices.append(RefusedMessage(entry.client_msg_id, code, detail))
 
     # ── downlink ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,4 +1,4 @@
--- readable by: 4
+-- readable by: 3
 -- Attachments and who uses them, friends, and what search looks into.
 
 -- ── attachments ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
--- readable by: 5
+-- readable by: 3
 -- What application servers read: the feed of messages, how far hooks have come in it, and pushes that wait to be handed over.
 
 -- One row per message, by its record's place on the bus, written with it: only its partition's owner writes, so in a partition the

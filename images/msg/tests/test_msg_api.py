@@ -162,6 +162,21 @@ async def test_what_the_database_cannot_hold_is_the_askers_fault() -> None:
         refused(await client.get(PATH), 400, Code.MALFORMED)
 
 
+@pytest.mark.parametrize(("token", "code"), [("", Code.TOKEN_INVALID), ("bad", Code.TOKEN_INVALID)])
+async def test_of_who_is_not_let_in_no_body_is_read(token: str, code: Code) -> None:
+    read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal read
+        read += 1
+        yield b'{"seq": 1}'
+
+    path = PATH.replace("/messages", "/read")
+    async with World().client(token) as client:
+        refused(await client.put(path, content=body()), 401, code)
+    assert read == 0
+
+
 async def test_a_method_that_is_made_up_is_counted_as_other() -> None:
     async with World().client() as client:
         await client.request("MADEUP", PATH)

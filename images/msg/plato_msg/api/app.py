@@ -20,6 +20,7 @@ from fastapi.openapi.utils import get_openapi
 from plato.core.codes import Code
 from plato.core.errors import PeerError, Unavailable, Unstorable
 from prometheus_client import Counter
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -38,6 +39,7 @@ _DESCRIPTION: Final = (
     "Conversations, messages, groups, devices. docs/http-api.md is the guide, docs/protocol.md the codes."
 )
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 _TOO_LARGE: Final = b"Content Too Large"
 _requests = Counter("plato_msg_http_requests_total", "Answers of the HTTP API.", ["method", "route", "status"])
 
@@ -79,6 +81,7 @@ def application(
         app.add_exception_handler(kind, handler)
     for router in routers:
         app.include_router(router, max_body_size=BODY_MAX_BYTES)
+    app.add_middleware(_Known, door=door)
     app.add_middleware(_Ready, not_ready=not_ready)
     app.add_middleware(KeepSlashes)
     app.add_middleware(
@@ -122,6 +125,24 @@ class _Ready:
             refused = await problems.on_unavailable(Request(scope), Unavailable("not ready"))
             await refused(scope, receive, send)
             return
+        await self._app(scope, receive, send)
+
+
+class _Known:
+    """Refuses who may not ask before a body is read: the framework parses it first, on the loop of the messages."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1/") and scope["method"] in _WITH_BODY:
+            scheme, _, token = Headers(scope=scope).get("Authorization", "").partition(" ")
+            try:
+                self._door.look(token.strip() if scheme.lower() == "bearer" else "")
+            except Problem as e:
+                await problems.answer(e)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
 

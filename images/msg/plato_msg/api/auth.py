@@ -70,6 +70,18 @@ class Door:
             raise Problem(Code.MALFORMED, "Plato-User must be 1 to 64 bytes of UTF-8 without control characters")
         return Caller(acts_for, True)
 
+    def look(self, token: str) -> None:
+        """Raises Problem for who would not be let in now. Charges nothing: `admit` does."""
+        if not token:
+            raise Problem(Code.TOKEN_INVALID, "send a token: Authorization: Bearer …")
+        try:
+            claims = self._tokens.claims(token)
+        except PeerError as e:
+            raise Problem(e.code) from e
+        buckets = self._servers if SERVER_SCOPE in claims.scope else self._users
+        if wait_ms := buckets.wait_ms(claims.user, self._now_ms()):
+            raise Problem(Code.TOO_FAST, retry_ms=wait_ms)
+
     @staticmethod
     def spoken(header: str) -> str:
         """A header's value as text: servers hand on its bytes as Latin-1, user_ids are UTF-8."""

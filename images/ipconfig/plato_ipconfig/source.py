@@ -83,8 +83,8 @@ class LoadSource:
 
 def parse(body: bytes, name: str, uid: str) -> Load:
     """A gateway's answer. Raises ValueError when it cannot be read, or comes from another process than the topology's."""
-    raw: Any = json.loads(body)
     try:
+        raw: Any = json.loads(body)
         if (raw["name"], raw["uid"]) != (name, uid):
             raise ValueError(f"another process answers: {raw['name']} {raw['uid']}")
         bytes_max = max(0, int(raw["max_bytes_per_s"])) if raw.get("max_bytes_per_s") is not None else 0
@@ -95,5 +95,5 @@ def parse(body: bytes, name: str, uid: str) -> Load:
             max(0, int(raw["bytes_per_s_left"])) if bytes_max else None,
             bytes_max,
         )
-    except (KeyError, TypeError, AttributeError, OverflowError) as e:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
         raise ValueError(f"no load figures: {e!r}") from e

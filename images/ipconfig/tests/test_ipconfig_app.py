@@ -428,6 +428,7 @@ async def test_no_topology_ends_no_round() -> None:
         b'{"name": "edge-0", "uid": "u", "serving": true, "connections": "many", "connections_left": 1}',
         b'{"name": "edge-0", "uid": "u", "serving": true, "connections": 1, "connections_left": null}',
         b"\xff\xfe",
+        b"[" * 100_000,
         b'{"name": "edge-0", "uid": "u", "serving": true, "connections": 1, "connections_left": 1, "max_bytes_per_s": 9}',
         b'{"name": "edge-0", "uid": "u", "serving": true, "connections": 1, "connections_left": 1, "max_bytes_per_s": []}',
         b'{"name": "edge-0", "uid": "u", "serving": true, "connections": 1e999, "connections_left": 1}',

@@ -92,7 +92,7 @@ def subject(token: str) -> str | None:
         return None
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (binascii.Error, ValueError):
+    except (binascii.Error, ValueError, RecursionError):
         return None
     found = claims.get("sub") if isinstance(claims, dict) else None
     return found if isinstance(found, str) and is_user_id(found) else None

@@ -41,7 +41,7 @@ async def fetch(url: str, token: str, transport: str) -> tuple[list[str], dict[s
                 raise OSError(f"{target}: more than {LIMIT_BYTES} bytes")
             answer = json.loads(body)
             return addresses(answer, transport), polls(answer, transport)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as e:
+    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as e:
         raise OSError(f"{target}: {e!r}") from e
 
 

@@ -61,7 +61,7 @@ class Http:
 def _read(status: int, data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise Unreachable(f"status {status}, and no answer of the API")

@@ -59,7 +59,7 @@ class ControlServer:
                 answer = {"names": self._handler(str(request["command"]), str(request.get("target", "")))}
             except LocalError as e:
                 answer = {"error": str(e)}
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 answer = {"error": "this is no command"}
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()

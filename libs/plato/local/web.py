@@ -78,7 +78,7 @@ def application(
         try:
             given = json.loads(body)
             name = given["name"].strip()
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return refused(400, 'send {"name": "alice"}')
         if not is_user_id(name):
             return refused(400, "a name has 1 to 64 bytes and no control characters")

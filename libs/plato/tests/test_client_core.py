@@ -471,7 +471,7 @@ def test_a_store_gives_back_what_was_written(tmp_path: Path) -> None:
         meta={"user": "alice", "session": "77 0aff", "gateways": "a\nb", "last_gateway": "b"},
     )
     store.apply(first)
-    store.apply(Writes(unqueued=[entries[0], entries[1]], refused=[(entries[1], 426)], delivered=1))
+    store.apply(Writes(unqueued=[entries[0], entries[1]], refused=[(entries[1], 426, "too long")], delivered=1))
     store.apply(Writes(rows=[row(2), row(3)], places={"x": Place("x", "", UNPLACED, 0, 1)}))
     store.close()
     store = Store(tmp_path / "s.db", new_device_id=1)
@@ -488,7 +488,7 @@ def test_a_store_gives_back_what_was_written(tmp_path: Path) -> None:
     assert [(n, r.seq) for n, r, _ in store.after(0, 10)] == [(1, 1), (2, 2), (3, 3)]
     assert store.history(C, None, 2) == [row(2, body=b"\x00"), row(3)]
     assert store.history(C, 2, 5) == [row(1)]
-    assert store.refused(C) == [(dataclasses.replace(entries[1], to_user=""), 426)]
+    assert store.refused(C) == [(dataclasses.replace(entries[1], to_user=""), 426, "too long")]
     assert store.refused("x") == []
     store.apply(Writes(meta={"session": ""}))
     store.close()

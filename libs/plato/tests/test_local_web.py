@@ -41,6 +41,7 @@ async def test_a_name_is_all_that_a_sign_in_needs(page: httpx.AsyncClient) -> No
         ({"Origin": ORIGIN, "Content-Type": "text/plain"}, '{"name": "a"}', 415),
         ({"Origin": ORIGIN}, '{"name": "a\\n"', 400),
         ({"Origin": ORIGIN}, '{"name": 7}', 400),
+        ({"Origin": ORIGIN}, "[" * 4_000, 400),
         ({"Origin": ORIGIN}, '{"name": "guest:1"}', 400),
         ({"Origin": ORIGIN}, f'{{"name": "{"x" * 5000}"}}', 413),
     ],

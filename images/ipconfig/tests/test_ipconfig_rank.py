@@ -234,6 +234,16 @@ def test_what_the_topology_no_longer_names_is_forgotten_and_so_is_another_proces
     assert ranked(board, "b")[0].room == 50
 
 
+def test_what_a_gateway_said_before_it_served_does_not_weigh() -> None:
+    """It had nothing left then: a mean with that would send new clients past the gateway that came for them."""
+    board = Board(SILENT_MS)
+    board.observe("old", Load(True, 10, 90), 0)
+    board.observe("new", Load(False, 0, 0), 0)
+    board.observe("old", Load(True, 10, 90), 1_000)
+    board.observe("new", Load(True, 0, 100), 1_000)
+    assert [(p.name, p.room) for p in ranked(board, "old", "new", now=1_000)] == [("new", 100), ("old", 90)]
+
+
 def test_stale_inputs_leave_distance_alone_and_no_inputs_chance_alone() -> None:
     board = board_of({"a": load(9_000), "b": load(1_000), "c": load(5_000)})
     km: dict[str, float | None] = {"a": 900.0, "b": 5.0, "c": 40.0}

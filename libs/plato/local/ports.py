@@ -11,7 +11,7 @@ import os
 import random
 import shlex
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -211,13 +211,23 @@ def _comm(pid: int) -> str:
 def _data_folder(pid: int) -> Path | None:
     """The data folder of the embedded cluster that a process belongs to; None: it belongs to none that we can see.
 
-    Services are told by the settings file that they were given, the servers by the folder that they work in.
+    Services are told by the settings file that they were given, the servers by the folder that they work in, the supervisor,
+    which serves the chat page, by the lock that it holds there.
     """
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         cwd = Path(f"/proc/{pid}/cwd").readlink()
         near = [Path(os.fsdecode(word)).parent.parent for word in words if word.endswith(b".yaml")]
-        for folder in [*near, cwd.parent, cwd.parent.parent]:
+        for folder in [*near, cwd.parent, cwd.parent.parent, *_open_in(pid)]:
             if (folder / "plato.json").exists():
                 return folder
     return None
+
+
+def _open_in(pid: int) -> Iterator[Path]:
+    """The folders of the files that a process has open."""
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            target = fd.readlink()
+            if target.is_absolute():
+                yield target.parent

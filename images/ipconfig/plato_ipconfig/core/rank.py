@@ -115,10 +115,13 @@ class Board:
     # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────
 
     def observe(self, name: str, load: Load, now_ms: int, uid: str = "") -> None:
-        """A gateway answered. Another uid is another process: what was known of the one before is forgotten."""
+        """A gateway answered. Another uid is another process: what was known of the one before is forgotten. So are
+        the figures from before it served: it had nothing left then, and a mean with those sends new clients past it.
+        """
         seen = self._seen.get(name)
-        if seen is None or seen.uid != uid:
-            seen = self._seen[name] = _Seen(uid, load, now_ms, 0)
+        if seen is None or seen.uid != uid or (load.serving and not seen.load.serving):
+            sent = 0 if seen is None or seen.uid != uid else seen.sent
+            seen = self._seen[name] = _Seen(uid, load, now_ms, 0, sent)
         seen.load, seen.at_ms = load, now_ms
         seen.newest = load.connections_left + seen.sent
         seen.connections.add(seen.newest, now_ms)

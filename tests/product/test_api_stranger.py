@@ -12,7 +12,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from plato.core.conversations import dialogue_id
@@ -291,9 +291,19 @@ def frames(place: Place) -> dict[str, list[tuple[wire.CmdType.ValueType, Any]]]:
     }
 
 
+ENDS: Final = {
+    wire.UP: {wire.RECEIPT},
+    wire.PULL: {wire.PULLED, wire.ERROR},
+    wire.SYNC: {wire.SYNCED, wire.ERROR},
+    wire.READ: {wire.ERROR},
+    wire.TYPING: set(wire.CmdType.values()),
+}
+"""What ends the answer to a frame, beside a refusal in its ACK. Nothing answers TYPING: the heartbeat behind it does."""
+
+
 async def asked(town: LocalCluster, said: Sequence[tuple[wire.CmdType.ValueType, Any]]) -> list[bytes]:
-    """What a stranger who is online gets for these frames, up to the answer of the heartbeat behind them and the end of an
-    uplink. Without numbers of its own session."""
+    """What a stranger who is online gets for these frames, up to the answer of the heartbeat behind them and the end of
+    theirs: another process answers these. Without numbers of its own session."""
     host, port = town.gateways[0].rsplit(":", 1)
     user = f"mallory-{uuid.uuid4().hex[:12]}"
     got = []
@@ -302,7 +312,7 @@ async def asked(town: LocalCluster, said: Sequence[tuple[wire.CmdType.ValueType,
         for kind, body in said:
             await raw.send(kind, body)
         await raw.send(wire.HEARTBEAT, wire.HeartbeatMsg(Head=wire.HeartbeatMsgHead()))
-        beaten, settled = False, said[0][0] != wire.UP
+        beaten, settled = False, said[0][0] == wire.TYPING
         while not (beaten and settled):
             cmd = await raw.receive(20)
             assert cmd is not None
@@ -313,12 +323,12 @@ async def asked(town: LocalCluster, said: Sequence[tuple[wire.CmdType.ValueType,
                     continue
                 if ack.Code == 2:
                     continue  # pending: a matter of time
-                settled |= ack.Code >= 400
+                settled |= ack.Code >= 400 or ack.Type == wire.READ
                 ack.ClearField("ConnID")
                 ack.ClearField("run")
                 ack.ClearField("push_no")
                 cmd.Payload = ack.SerializeToString()
-            settled |= cmd.Type == wire.RECEIPT
+            settled |= cmd.Type in ENDS[said[0][0]]
             got.append(bytes((cmd.Type,)) + anonymous(cmd.Payload, user))
     return got
 

@@ -170,7 +170,8 @@ class Receipt:
 class Conversation:
     """One conversation as this device knows it.
 
-    peer: a dialogue's other user, "" when unknown. cursor: every message up to this seq is in the store.
+    peer: a dialogue's other user, "" when unknown. cursor: every message up to this seq is in the store, or is being written
+    to it; `history` waits for that.
     newest_seq: the greatest seq heard of. unsettled: messages in the outbox. title, members (how many), left (no member
     any more): a group's. The rest is the same on all devices of this user, as soon as they heard of it: read_seq, unread
     (own messages and operations never are), pinned_at_ms (0: not; the latest stands first), muted_until_ms (0: not),

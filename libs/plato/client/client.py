@@ -365,6 +365,9 @@ class Client(Views, Operations):
                 rows = await self._page(ref)
                 if rows is not None:
                     return [self._message(row) for row in self._store.shown(rows)]
+        self._run_round()
+        await self._writer.caught_up(HISTORY_S)  # what this device knows of may be on its way to the disk still
+        self._check_open(stopped_too=False)
         return [self._message(row) for row in self._store.history(conversation_id, before, limit)]
 
     async def logout(self) -> None:

@@ -44,6 +44,7 @@ class Writer:
         self._committing = 0  # how many of the queue's first rounds the running commit holds
         self._idle = asyncio.Event()  # nothing is queued
         self._idle.set()
+        self._marks: deque[tuple[int, asyncio.Future[None]]] = deque()  # who waits for the first so many of the queue
         self._quiet = asyncio.Event()  # no thread works on the store
         self._quiet.set()
         self._abandoned = False
@@ -74,9 +75,26 @@ class Writer:
             return False
         return True
 
+    async def caught_up(self, timeout_s: float) -> bool:
+        """Waits until what is queued now is durable and released, whatever is queued after it. False: it is not, after
+        that time or for ever."""
+        if not self._queue or self._abandoned:
+            return not self._queue
+        mark = self._loop.create_future()
+        self._marks.append((len(self._queue), mark))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await mark
+        except TimeoutError:
+            return False
+        return not self._abandoned
+
     async def abandon(self) -> None:
         """Nothing more is written or released; returns when no thread works on the store any more."""
         self._abandoned = True
+        for _, mark in self._marks:
+            if not mark.done():
+                mark.set_result(None)  # the asker looks for itself what became of the client
         if self._retry is not None:
             self._retry.cancel()
         await self._quiet.wait()
@@ -111,6 +129,12 @@ class Writer:
             return
         for _ in range(count):
             self._release(self._queue.popleft())
+        marks, self._marks = self._marks, deque()
+        for left, mark in marks:
+            if left > count:
+                self._marks.append((left - count, mark))
+            elif not mark.done():
+                mark.set_result(None)
         if self._queue:
             self._commit()
         else:

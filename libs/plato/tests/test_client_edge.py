@@ -29,6 +29,7 @@ from plato.client import (
     StoreForeign,
     StoreInUse,
 )
+from plato.client import client as client_module
 from plato.client import writer as writer_module
 from plato.client.access import subject
 from plato.client.core import outbox as outbox_module
@@ -581,7 +582,12 @@ async def test_nothing_is_acknowledged_before_it_is_durable(tmp_path: Path, monk
             assert reader.texts == ["before"]
             assert acks(seen) == [1]
             assert pb.UP not in [cmd.Type for cmd in seen]
+            known = bob.conversations()[0].conversation_id
+            paging = asyncio.create_task(bob.history(known))
+            await asyncio.sleep(0.05)  # it would have read the store by now
+            assert not paging.done(), "history leaves out what is known and on its way to the disk"
             gate.set()
+            assert [m.text for m in await paging] == ["before", "held", "held too"]
             await (await sending).settled()
             await reader.has("before", "held", "held too", "mine")
             await until(lambda: acks(seen)[-1] >= 4)
@@ -591,6 +597,35 @@ async def test_nothing_is_acknowledged_before_it_is_durable(tmp_path: Path, monk
 def acks(seen: Sequence[pb.MsgCmd]) -> list[int]:
     found = [pb.ACKMsg.FromString(cmd.Payload) for cmd in seen if cmd.Type == pb.ACK]
     return [ack.push_no for ack in found if ack.Type == pb.PUSH]
+
+
+async def test_history_does_not_wait_for_ever_for_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "HISTORY_S", 0.05)
+    gate = threading.Event()
+    apply = Store.apply
+
+    def stuck(self: Store, writes: Any) -> None:
+        assert self.in_memory or gate.wait(WAIT_S)
+        apply(self, writes)
+
+    async with (
+        gateways() as servers,
+        client("alice", ":memory:", servers) as alice,
+        client("bob", tmp_path / "b.db", servers) as bob,
+    ):
+        reader = Reader(bob)
+        await online(alice, bob)
+        await (await alice.send("stored", to="bob")).settled()
+        await reader.has("stored")
+        monkeypatch.setattr(Store, "apply", stuck)
+        await (await alice.send("held", to="bob")).settled()
+        known = bob.conversations()[0].conversation_id
+        await until(lambda: bob.conversations()[0].newest_seq == 2)
+        assert [m.text for m in await bob.history(known)] == ["stored"]
+        gate.set()
+        await reader.has("stored", "held")
+        assert [m.text for m in await bob.history(known)] == ["stored", "held"]
+        await reader.stop()
 
 
 async def test_a_full_disk_is_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

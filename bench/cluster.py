@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,19 +11,55 @@ from typing import Any
 from plato.core.conversations import dialogue_id
 from plato.local.cluster import ClusterEnded, LocalCluster
 from plato.local.folder import LocalError
+from plato.local.kafka import KafkaServer, new_id
+from plato.local.servers import ServerError
 from plato.runtime.settings import SettingsError
 
 from bench.loading import Process
 from bench.processes import BenchError, Pids, cpu_s, line_of, running, tell, tree_cpu_s
 from bench.programs import Programs
+from bench.subjects import free_ports
+from tools.kafka_broker import jars as kafka_jars
 
 SERVERS = ("postgres", "valkey", "kafka")
 """Kinds that serve by processes of their own, which come and go."""
+_brokers: dict[LocalCluster, KafkaServer] = {}
+
+
+@contextlib.contextmanager
+def broker(folder: Path) -> Iterator[KafkaServer]:
+    """One Kafka broker on free ports, as the tests start it: a single node, its log on this disk. Raises BenchError."""
+    if why := kafka_jars.missing():
+        raise BenchError(why)
+    try:
+        port, controller_port = free_ports(2)
+        server = KafkaServer(folder, port, controller_port, kafka_jars.jars(), cluster_id=new_id())
+        asyncio.run(server.start())
+    except (kafka_jars.JarsError, ServerError) as e:
+        raise BenchError(f"the Kafka broker cannot start: {e}") from e
+    try:
+        yield server
+    finally:
+        server.kill()
+        asyncio.run(server.stop())
 
 
 @contextlib.contextmanager
 def cluster(folder: Path, settings: Mapping[str, Any]) -> Iterator[LocalCluster]:
-    """A cluster that serves, with one process of each service unless settings say otherwise. Raises BenchError."""
+    """A cluster that serves, with one process of each service unless settings say otherwise; with bus.type kafka a broker
+    beside it. Raises BenchError."""
+    with contextlib.ExitStack() as stack:
+        kafka = stack.enter_context(broker(folder / "kafka")) if settings.get("bus.type") == "kafka" else None
+        more = {"bus.servers": kafka.servers} if kafka else {}
+        made = stack.enter_context(_cluster(folder, {**settings, **more}))
+        if kafka:
+            _brokers[made] = kafka
+            stack.callback(_brokers.pop, made)
+        yield made
+
+
+@contextlib.contextmanager
+def _cluster(folder: Path, settings: Mapping[str, Any]) -> Iterator[LocalCluster]:
     one = {"local.gateways": 1, "local.shards": 1, "local.msgs": 1, "gateway.workers": 1, "log.level": "warning"}
     try:
         made = LocalCluster.launch(folder / "data", {**one, **settings})
@@ -43,6 +80,8 @@ def parts(made: LocalCluster) -> dict[str, list[int]]:
     for entry in made.status()["processes"]:
         if entry["pid"] is not None:
             found.setdefault(str(entry["kind"]), []).append(int(entry["pid"]))
+    if (kafka := _brokers.get(made)) is not None and kafka.pid is not None:
+        found["kafka"] = [kafka.pid]
     return found
 
 

@@ -239,7 +239,7 @@ async def test_a_page_of_many_conversations_is_the_newest_of_all_of_them(
 async def test_who_is_in_thousands_of_groups_finds_a_common_word_in_time_on_every_page(
     c: Cluster, database: Database
 ) -> None:
-    groups, each = 3_000, 8
+    groups, each = 2_000, 4
     await c.execute(
         f"""
         INSERT INTO im_member (conversation_id, user_id) SELECT 'g:' || n, 'ann' FROM generate_series(1, {groups}) n;

@@ -259,6 +259,7 @@ async def test_who_is_in_thousands_of_groups_finds_a_common_word_in_time_on_ever
         first = min(newest, below - 1)
         assert [hit.message.msg_id for hit in page.hits] == list(range(first, first - 30, -1))
         assert (page.below, page.left_out) == (first - 29, "")
+    assert await c.fetch("SELECT gin_clean_pending_list('im_text_words')") == [0], "no list that each look would read"
     part = [f"g:{n}" for n in range(1, searching.PART + 1)]
     async with database.connection() as connection:
         said = await connection.fetchval(

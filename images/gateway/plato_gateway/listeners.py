@@ -28,6 +28,7 @@ import h11
 from plato.api.names import WS_PATH
 from plato.core.codes import Code, text
 from plato.core.ids import ConnIdMinter, OutOfReservation
+from plato.runtime.client_tls import Certificates
 from plato.wire.v1 import canned
 
 from .core import lanes, websocket
@@ -36,7 +37,7 @@ from .downlink import Downlink
 from .lane import address, poll_socket
 from .preflight import StartError, port_error
 from .sockets import FRESH, GREETING, LISTENER, PAUSED, READ_BYTES, SHAKING, TCP, UPGRADING, WS, Sockets
-from .tls import Certificates, Session
+from .tls import Session
 from .uplink import Uplink
 
 ACCEPTS: Final = 64

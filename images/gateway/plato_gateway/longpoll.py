@@ -20,10 +20,8 @@ import random
 import resource
 import secrets
 import signal
-import ssl
 import time
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from plato.api.names import POLL_PATH
@@ -31,7 +29,7 @@ from plato.core import longpoll
 from plato.core.codes import Code, text
 from plato.core.errors import PeerError
 from plato.core.longpoll import Body
-from plato.runtime import logs
+from plato.runtime import client_tls, logs
 from plato.runtime.settings import Settings
 
 from .core.longpoll import Session
@@ -39,7 +37,6 @@ from .core.websocket import origin_allowed
 from .lane import address, poll_socket
 from .longpoll_http import HttpServer, Request, Response
 from .preflight import StartError, port_error
-from .tls import Certificates, load
 
 TICK_S: Final = 0.5
 READ_BYTES: Final = 16_384
@@ -140,7 +137,7 @@ class Polls:
         self._lag_s = 0.0
         self._stopping = False
         self._log = logs.get("longpoll")
-        self._certificates = _certificates(settings.tls.client_dir)
+        self._certificates = client_tls.newest(settings.tls.client_dir)
         self._http = HttpServer(
             self.answer,
             most_bytes=longpoll.HEAD_BYTES + longpoll.PAGE_BYTES + gateway.max_frame_bytes + 4,
@@ -309,34 +306,6 @@ class Polls:
         upstream.close()
         upstream.session.over = True
         upstream.changed.set()
-
-
-class NewestCertificate:
-    """Certificates for a server that keeps the context of its start: each handshake takes the newest."""
-
-    def __init__(self, certificates: Certificates) -> None:
-        self._newest = certificates
-
-    def serve(self) -> ssl.SSLContext:
-        """The context for the server."""
-        context = self._newest.context
-
-        def take_newest(handshake: ssl.SSLObject, _name: str, _context: ssl.SSLContext) -> None:
-            handshake.context = self._newest.context
-
-        context.sni_callback = take_newest  # called without a name, too
-        return context
-
-    def look(self) -> str:
-        """Looks for a new certificate; returns what there is to say about it, "" for nothing."""
-        before = self._newest.failure
-        if self._newest.renew():
-            return "a new certificate is used"
-        return self._newest.failure if self._newest.failure != before else ""
-
-
-def _certificates(folder: Path | None) -> NewestCertificate | None:
-    return NewestCertificate(load(folder)) if folder is not None else None
 
 
 def _itself(upstream: Upstream) -> Upstream:

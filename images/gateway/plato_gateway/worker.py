@@ -20,6 +20,7 @@ from typing import Final
 
 from plato.core.codes import Code
 from plato.runtime import logs
+from plato.runtime.client_tls import load
 from plato.runtime.process import collect_rarely
 from plato.runtime.settings import Settings
 
@@ -30,7 +31,6 @@ from .downlink import Downlink
 from .lane import RETRY_MS, Lane
 from .listeners import Listeners
 from .sockets import CLOSING, GREETING, IN, LANE, LISTENER, OUT, SHAKING, TCP, UPGRADING, WAITS, WS, Sockets
-from .tls import load
 from .uplink import Uplink
 
 WAIT_MS: Final = 200

@@ -24,13 +24,12 @@ from plato.core.codes import Code
 from plato.core.errors import PeerError
 from plato.core.frames import pack, split
 from plato.core.longpoll import Body, decode
+from plato.runtime.client_tls import CERTIFICATE, KEY, NewestCertificate, load
 from plato.runtime.settings import Settings, dump
 from plato.wire.v1 import canned
 from plato_gateway.core import lanes
 from plato_gateway.core.longpoll import DOWN_BYTES, Session
-from plato_gateway.longpoll import NewestCertificate
 from plato_gateway.longpoll_http import HttpServer, Request, Response
-from plato_gateway.tls import CERTIFICATE, KEY, load
 
 DEADLINE_S = 20.0
 LIMIT = 65_536

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import trustme
+from plato.runtime.client_tls import CERTIFICATE, KEY, Certificates
 from plato_gateway.sockets import TCP, WAITS, Sockets
-from plato_gateway.tls import CERTIFICATE, KEY, Certificates, Session, TlsError
+from plato_gateway.tls import Session, TlsError
 
 NAME = "chat.example"
 

@@ -17,6 +17,8 @@ GATEWAY_ADMIN_PORT: Final = 8909
 GATEWAY_POLL_PORT: Final = 8914
 LOCAL_WEB_PORT: Final = 8915
 OPERATOR_PORT: Final = 8910
+MSG_API_PORT: Final = 8911
+"""The API for people at a msg pod; elsewhere msg.api_port has no default."""
 VALKEY_PORT: Final = 8928
 
 LOCAL_PORT_STEP: Final = 10

@@ -48,6 +48,17 @@ async def main(settings):
             await asyncio.sleep(0.01)
             raise SettingsError("database.uri: refuses us; correct it")
         return await until_stopped([asyncio.create_task(work()), asyncio.create_task(refuse())])
+    if what == "settle":
+        async def every():
+            while True:
+                print("up", flush=True)
+                await asyncio.sleep(0.01)
+        async def last():
+            log.info("settles")
+            await asyncio.sleep(0.2)
+        code = await until_stopped([asyncio.create_task(every())], last)
+        log.info("ends")
+        return code
     if what == "limit":
         import resource
         print(*resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)
@@ -85,6 +96,17 @@ def test_a_signal_ends_a_service_in_order(number: int) -> None:
     code, log = end(start("plato-s0"), number)
     assert code == 0
     assert len(log) == 1
+
+
+def test_what_is_to_be_done_last_is_done_while_all_parts_work() -> None:
+    service = start("settle")
+    assert service.stdout is not None
+    assert service.stdout.readline() == "up\n"
+    service.send_signal(signal.SIGTERM)
+    out, log = service.communicate(timeout=30)
+    assert service.returncode == 0
+    assert [json.loads(line)["event"] for line in log.splitlines()][1:] == ["settles", "ends"]
+    assert out.count("up") > 2
 
 
 def test_logs_are_json_with_ids_as_text_and_traces_as_hex() -> None:

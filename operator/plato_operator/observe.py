@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Final
 
+from plato.api.cluster import AccessKey, Attachments, SecretKey
 from plato.api.names import (
     LABEL_CLUSTER,
     MSG_HTTP_PORT,
@@ -239,11 +240,18 @@ def _wanted_secrets(cluster: Cluster) -> Iterator[tuple[str, tuple[str, ...]]]:
         found.setdefault(spec.bus.kafka.config.name, set()).add(spec.bus.kafka.config.key)
     if spec.auth.keys is not None:
         found.setdefault(spec.auth.keys.name, set())
+    for ref_key in (*_of_attachments(spec.attachments), spec.hooks.secret):
+        if ref_key is not None:
+            found.setdefault(ref_key.name, set()).add(ref_key.key)
     for ref, keys in ((spec.tls.internal, ("tls.crt", "tls.key", "ca.crt")), (spec.tls.client, ("tls.crt", "tls.key"))):
         if ref is not None:
             found.setdefault(ref.name, set()).update(keys)
     for name, wanted in found.items():
         yield name, tuple(sorted(wanted))
+
+
+def _of_attachments(files: Attachments) -> tuple[AccessKey | SecretKey, ...]:
+    return (files.s3.access_key, files.s3.secret_key) if files.s3 is not None else ()
 
 
 def _of_an_earlier(secret: Object, cluster: Cluster) -> bool:

@@ -60,6 +60,11 @@ def admin_secret_name(cluster: str) -> str:
     return f"{cluster}-admin"
 
 
+def api_service_name(cluster: str) -> str:
+    """Service by which people reach the HTTP API."""
+    return f"{cluster}-api"
+
+
 def default_pool_name(cluster: str) -> str:
     """The GatewayPool that a PlatoCluster makes by itself."""
     return f"{cluster}-edge"

@@ -17,6 +17,8 @@ from plato.topology.record import Topology
 from plato.topology.slots import Span
 
 GATEWAY, STATE, MSG, IPCONFIG = "gateway", "state", "msg", "ipconfig"
+API = "api"
+"""Role of the Service by which people reach msg."""
 
 
 @dataclass(frozen=True, slots=True)

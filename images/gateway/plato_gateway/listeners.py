@@ -169,6 +169,10 @@ class Listeners:
 
     def _accepted(self, fd: int, letter: int, peer: bytes) -> None:
         sockets = self._sockets
+        if self._certificates is not None and letter != _POLL and self._shaking >= MAX_SHAKING:
+            self._stats.refused += 1
+            os.close(fd)  # words would cost the handshake that there is no room for; nor does it count for its address
+            return
         if sockets.addresses is not None and letter != _POLL and (retry_ms := self._crowded(fd, peer[1:])):
             if self._certificates is not None:
                 os.close(fd)  # words would cost a handshake
@@ -182,10 +186,6 @@ class Listeners:
             sockets.add(fd, TCP if letter == _TCP else UPGRADING, letter, FRESH)
             if not self._admit(fd, peer):
                 return
-        elif self._shaking >= MAX_SHAKING:
-            self._stats.refused += 1
-            os.close(fd)  # words would cost the handshake that there is no room for
-            return
         else:
             # Whether there is room is asked after the handshake: without it a peer understands no answer.
             sockets.add(fd, SHAKING, letter, FRESH)

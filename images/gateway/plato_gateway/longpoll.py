@@ -9,7 +9,8 @@ client's end of that socket, reached by requests that may be lost or doubled (pl
 A connection is named by sixteen random bytes, which only its client learns; its conn_id opens nothing. It ends when the
 worker ends it, when the client says so, or when no request came for poll_silent_ms of ticks (R10).
 
-Memory: per connection see core/longpoll.py, and one request that waits for room toward the worker.
+Memory: per connection see core/longpoll.py, and one request that waits for room toward the worker. Connections that are
+over take no place: as many as may be open are kept for their last answer, the newest ones.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import resource
 import secrets
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -64,6 +66,8 @@ class Upstream(asyncio.BufferedProtocol):
         """Something came, or this socket or an older poll ended."""
         self.writable = asyncio.Event()
         self.writable.set()
+        self.on_end: Callable[[], None] | None = None
+        """Is told when the worker ended it."""
         self._transport: asyncio.Transport | None = None
         self._reading = True
 
@@ -93,6 +97,8 @@ class Upstream(asyncio.BufferedProtocol):
         self.session.over = True
         self.writable.set()
         self.look()
+        if self.on_end is not None:
+            self.on_end()
 
     def pause_writing(self) -> None:
         """See asyncio."""
@@ -132,6 +138,8 @@ class Polls:
         gateway = settings.gateway
         self._gateway = gateway
         self._open: dict[bytes, Upstream] = {}
+        self._over: dict[bytes, None] = {}
+        """Of those the ones that are over and wait for a request that hears it, the oldest first."""
         self._opening = 0
         self._age_ms = 0
         self._lag_s = 0.0
@@ -217,7 +225,8 @@ class Polls:
 
     async def _begin(self, peer: str) -> Response:
         """A new connection: a socket to a worker, and a name."""
-        full = len(self._open) + self._opening >= self._gateway.poll_max_connections or self._lag_s > OVERLOADED_LAG_S
+        here = len(self._open) - len(self._over) + self._opening
+        full = here >= self._gateway.poll_max_connections or self._lag_s > OVERLOADED_LAG_S
         if full or self._stopping:
             return _refused(Code.GATEWAY_FULL if full else Code.GATEWAY_CLOSING)
         session = Session(self._gateway.max_frame_bytes, self._age_ms)
@@ -230,6 +239,7 @@ class Polls:
             return _refused(Code.GATEWAY_CLOSING)
         name = secrets.token_bytes(longpoll.SESSION_BYTES)
         self._open[name] = upstream
+        upstream.on_end = partial(self._ended, name)
         return self._said(name, session, 1, b"", 0)
 
     async def _connect(self, session: Session, peer: str) -> Upstream | None:
@@ -301,8 +311,16 @@ class Polls:
         answer = Body(flags, name, gateway.poll_wait_ms, gateway.poll_silent_ms, session.received, first, run)
         return Response(200, answer.encode(), (_BYTES,), close=self._stopping)
 
+    def _ended(self, name: bytes) -> None:
+        if name in self._open:
+            self._over[name] = None
+            if len(self._over) > self._gateway.poll_max_connections:
+                oldest = next(iter(self._over))
+                self._drop(oldest, self._open[oldest])
+
     def _drop(self, name: bytes, upstream: Upstream) -> None:
         self._open.pop(name, None)
+        self._over.pop(name, None)
         upstream.close()
         upstream.session.over = True
         upstream.changed.set()

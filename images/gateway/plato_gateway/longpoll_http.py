@@ -4,6 +4,7 @@ Nobody holds a socket for nothing: the first bytes come within `first_s`, a requ
 begins within KEEP_S. A peer that goes away while its request is answered cancels the answer.
 
 Memory: per socket one request of at most most_bytes and HEAD_BYTES, one answer, and EARLY_BYTES of what is sent too early.
+What a peer does not read is not added to: its next request waits until the answer before is out.
 """
 
 from __future__ import annotations
@@ -101,6 +102,10 @@ class HttpSocket(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._request: h11.Request | None = None
         self._body = bytearray()
+        self._begun = False
+        """Something of a request came: its time runs."""
+        self._full = False
+        """The answer before is not out yet."""
         self._early_bytes = 0
         self._peer = ""
 
@@ -121,18 +126,28 @@ class HttpSocket(asyncio.Protocol):
         """See asyncio."""
         if self._transport is None:
             return
-        if self.task is not None:
+        if self.task is not None or self._full:
             self._early_bytes += len(data)
             if self._early_bytes > EARLY_BYTES:
                 self._transport.abort()
                 return
-        elif self._request is None:
+        elif not self._begun:  # once: whoever sends byte after byte gets no time for each
+            self._begun = True
             self._within(REQUEST_S)
         try:
             self._http.receive_data(data)
         except h11.RemoteProtocolError:  # after its end was said; nothing of it counts
             self._transport.abort()
             return
+        self._go_on()
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        self._full = False
         self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -146,7 +161,7 @@ class HttpSocket(asyncio.Protocol):
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _go_on(self) -> None:
-        while self.task is None and self._transport is not None and not self._transport.is_closing():
+        while not self._full and self.task is None and self._transport is not None and not self._transport.is_closing():
             try:
                 event = self._http.next_event()
             except h11.RemoteProtocolError as e:
@@ -192,6 +207,7 @@ class HttpSocket(asyncio.Protocol):
             return
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE and not response.close:
             self._http.start_next_cycle()
+            self._begun = False
             self._within(KEEP_S)
             self._go_on()
         else:

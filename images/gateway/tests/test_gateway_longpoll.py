@@ -380,6 +380,8 @@ def test_http_is_bounded_and_says_what_is_wrong(make_settings: Callable[..., Set
         one = poller()
         one.open()
         assert one.last_words() == pack(canned.ERRORS[Code.LOGIN_TIMEOUT])
+        one.open()  # what is over takes no place
+        one.ask(payloads=(b"x",))
         other = poller()
         status, _, headers = other.post(Body(longpoll.OPEN))
         assert (status, headers["x-plato-code"]) == (503, str(int(Code.GATEWAY_FULL)))

@@ -100,8 +100,9 @@ def test_every_field_is_a_setting_of_msg() -> None:
     assert msg.http_origins == ("https://chat.example.org", "https://localhost:8443")
     assert str(read.tls.client_dir) == "/etc/plato/tls/client"
     assert files.s3_url == "https://store.example.org/chat-files/demo"
-    assert (files.s3_region, files.s3_access_key) == ("eu-1", "x")
-    assert str(files.s3_secret_key_file) == "/etc/plato/attachments/AWS_SECRET_ACCESS_KEY"
+    assert files.s3_region == "eu-1"
+    assert str(files.s3_access_key_file) == "/etc/plato/attachments/access-key"
+    assert str(files.s3_secret_key_file) == "/etc/plato/attachments/secret-key"
     assert (files.bytes_max, files.types) == (1_048_576, ("image/png", "audio/*"))
     assert (files.keep_unused_s, files.unused_bytes_max) == (3_600, 8_388_608)
     assert msg.hook_url == "https://app.example.org/before"
@@ -202,11 +203,26 @@ def test_a_missing_secret_is_told_in_words_and_rolls_nothing() -> None:
     assert lacking.applies == one_pass(snap).applies
 
 
-def test_the_secrets_words_stand_in_no_variable() -> None:
-    container = templates(objects(PRODUCT))["msg"]["spec"]["containers"][0]
+def test_secrets_come_as_files_that_a_change_reaches_without_a_restart() -> None:
+    """No variable, which is of the start, and no subPath, which is never written again."""
+    pod = templates(objects(PRODUCT))["msg"]["spec"]
+    container = pod["containers"][0]
+    volumes = {v["name"]: v for v in pod["volumes"]}
+    folders = {m["mountPath"]: m for m in container["volumeMounts"]}
+    found = {}
     for variable in container["env"]:
-        if "SECRET_KEY" in variable["name"] or "HOOK_SECRET" in variable["name"]:
-            assert variable["value"].startswith("/etc/plato/")
+        folder, _, file = variable.get("value", "").rpartition("/")
+        if variable["name"].endswith(("KEY_FILE", "SECRET_FILE")):
+            assert "subPath" not in folders[folder]
+            for source in volumes[folders[folder]["name"]]["projected"]["sources"]:
+                for item in source["secret"]["items"]:
+                    if item["path"] == file:
+                        found[variable["name"]] = (source["secret"]["name"], item["key"])
+    assert found == {
+        "PLATO_ATTACHMENTS__S3_ACCESS_KEY_FILE": ("store-keys", "accessKey"),
+        "PLATO_ATTACHMENTS__S3_SECRET_KEY_FILE": ("store-keys", "AWS_SECRET_ACCESS_KEY"),
+        "PLATO_MSG__HOOK_SECRET_FILE": ("hook-key", "secret"),
+    }
     for part in ("gateway", "state", "ipconfig", "migrate"):
         assert "hook" not in json.dumps(templates(objects(PRODUCT))[part])
 

@@ -105,7 +105,8 @@ class MsgSettings(Section):
         "", pattern=_URL, description="Is told of messages for users who are not online. Empty: nobody."
     )
     hook_secret_file: Path | None = Field(
-        None, description="Holds the secret, of 32 bytes or more, that requests to these URLs are signed with."
+        None,
+        description="Holds the secret of 32 bytes or more that they are signed with; read again when it changes.",
     )
     friends_only: bool = Field(
         False, description="Only friends may write to a user in a dialogue, unless the user says otherwise."

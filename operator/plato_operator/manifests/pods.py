@@ -262,8 +262,7 @@ def _container(
     if _shown(ask) is not None:
         mounts.append({"name": "tls-client", "mountPath": _TLS["client"], "readOnly": True})
     if component == MSG:
-        for volume, (_, folder) in product.of_msg(ask.spec).secrets.items():
-            mounts.append({"name": volume, "mountPath": folder, "readOnly": True})
+        mounts += product.of_msg(ask.spec).mounts()
 
     def probe(path: str, period_s: int, failures: int) -> dict[str, Any]:
         get = {"path": path, "port": "admin", "scheme": "HTTPS" if tls.internal is not None else "HTTP"}
@@ -315,7 +314,7 @@ def _volumes(ask: Ask) -> list[dict[str, Any]]:
     if shown is not None:
         found.append(_secret_volume("tls-client", shown.name))
     if component == MSG:
-        found += [_secret_volume(name, secret) for name, (secret, _) in product.of_msg(spec).secrets.items()]
+        found += product.of_msg(spec).volumes()
     return found
 
 

@@ -9,21 +9,52 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from plato.api.cluster import ApiSpec, Attachments, Events, Hooks, Messages, PlatoClusterSpec
+from plato.api.cluster import (
+    AccessKey,
+    ApiSpec,
+    Attachments,
+    Events,
+    Hooks,
+    Messages,
+    PlatoClusterSpec,
+    SecretKey,
+    SigningKey,
+)
 from plato.api.names import MSG_API_PORT
 
 SETTLE_MS: Final = 5_000
 """A Service goes on sending requests to a pod for a while after its deletion."""
+KeyOf = AccessKey | SecretKey | SigningKey
 _ATTACHMENTS, _HOOKS = "/etc/plato/attachments", "/etc/plato/hooks"
 
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """More of a container: variables, ports by name, {volume: (Secret, folder)}."""
+    """More of a container: variables, ports by name, and folders with keys of Secrets: {volume: (folder, {file: key})}."""
 
     env: list[dict[str, Any]]
     ports: dict[str, int]
-    secrets: dict[str, tuple[str, str]]
+    secrets: dict[str, tuple[str, dict[str, KeyOf]]]
+
+    def volumes(self) -> list[dict[str, Any]]:
+        """Of the pod. Whole volumes, no subPath: those are never written anew when a Secret changes."""
+        return [
+            {
+                "name": volume,
+                "projected": {
+                    "defaultMode": 0o440,
+                    "sources": [
+                        {"secret": {"name": ref.name, "items": [{"key": ref.key, "path": file}]}}
+                        for file, ref in files.items()
+                    ],
+                },
+            }
+            for volume, (_, files) in self.secrets.items()
+        ]
+
+    def mounts(self) -> list[dict[str, Any]]:
+        """Of the container."""
+        return [{"name": volume, "mountPath": folder, "readOnly": True} for volume, (folder, _) in self.secrets.items()]
 
 
 def pages(spec: PlatoClusterSpec) -> list[dict[str, Any]]:
@@ -77,12 +108,14 @@ def _attachments(files: Attachments, made: Extras) -> None:
     usual, s3 = Attachments(), files.s3
     if s3 is not None:
         place = "/".join(part for part in (s3.endpoint, s3.bucket, s3.prefix) if part)
-        made.secrets["attachments"] = (s3.secret_key.name, _ATTACHMENTS)
+        made.secrets["attachments"] = (_ATTACHMENTS, {"access-key": s3.access_key, "secret-key": s3.secret_key})
         made.env.extend(
             [
                 *_text(PLATO_ATTACHMENTS__S3_URL=place, PLATO_ATTACHMENTS__S3_REGION=s3.region),
-                _from_secret("PLATO_ATTACHMENTS__S3_ACCESS_KEY", s3.access_key.name, s3.access_key.key),
-                *_text(PLATO_ATTACHMENTS__S3_SECRET_KEY_FILE=f"{_ATTACHMENTS}/{s3.secret_key.key}"),
+                *_text(
+                    PLATO_ATTACHMENTS__S3_ACCESS_KEY_FILE=f"{_ATTACHMENTS}/access-key",
+                    PLATO_ATTACHMENTS__S3_SECRET_KEY_FILE=f"{_ATTACHMENTS}/secret-key",
+                ),
             ]
         )
     if files.types:
@@ -99,8 +132,8 @@ def _attachments(files: Attachments, made: Extras) -> None:
 def _hooks(hooks: Hooks, made: Extras) -> None:
     usual = Hooks()
     if hooks.secret is not None:
-        made.secrets["hooks"] = (hooks.secret.name, _HOOKS)
-        made.env.extend(_text(PLATO_MSG__HOOK_SECRET_FILE=f"{_HOOKS}/{hooks.secret.key}"))
+        made.secrets["hooks"] = (_HOOKS, {"secret": hooks.secret})
+        made.env.extend(_text(PLATO_MSG__HOOK_SECRET_FILE=f"{_HOOKS}/secret"))
     made.env.extend(
         _unusual(
             ("PLATO_MSG__HOOK_URL", hooks.before_url, usual.before_url),
@@ -127,7 +160,3 @@ def _unusual(*values: tuple[str, str | int, str | int]) -> list[dict[str, Any]]:
 
 def _text(**values: str | int) -> list[dict[str, Any]]:
     return [{"name": name, "value": str(value)} for name, value in values.items()]
-
-
-def _from_secret(name: str, secret: str, key: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from plato_operator.core.plan import one_pass
 from plato_operator.core.snapshot import Child, Pool
 from plato_operator.manifests import CREATED_ONCE, render
 from plato_operator.observe import _wanted_secrets
+from test_operator_crds import filled, refuse, root_of
 from test_operator_manifests import changed, objects, templates
 
-CRD = Path(__file__).resolve().parents[2] / "crds" / "platoclusters.plato.im.yaml"
+ROOT = Path(__file__).resolve().parents[2]
 NEW = ("origins", "api", "attachments", "hooks", "messages", "events")
 SERVICE = "Service/demo-api"
 
@@ -67,11 +69,10 @@ def rendered(spec: Mapping[str, Any]) -> dict[str, tuple[Apply, dict[str, Any]]]
 def test_o20_a_cluster_that_sets_nothing_of_the_product_is_planned_as_before() -> None:
     """Whether the definitions fill the defaults in or, being older, know no such fields: an upgrade of the operator rolls
     nothing. That the hashes are those of the versions before is what the golden files say."""
-    schema = yaml.safe_load(CRD.read_text(encoding="utf-8"))["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    fields = schema["properties"]["spec"]["properties"]
-    filled = {**PLAIN, **{name: fields[name]["default"] for name in NEW}}
-    assert all(filled[name] != {} for name in NEW)
-    before, after = snapshot(cluster(PLAIN)), snapshot(cluster(filled))
+    fields = root_of("PlatoCluster")["properties"]["spec"]["properties"]
+    defaulted = {**PLAIN, **{name: fields[name]["default"] for name in NEW}}
+    assert all(defaulted[name] != {} for name in NEW)
+    before, after = snapshot(cluster(PLAIN)), snapshot(cluster(defaulted))
     assert changed(before, after) == (set(), set())
     assert {(o.kind, o.name) for o in orders(before)} == {(o.kind, o.name) for o in orders(after)}
     assert not any(o.name == "demo-api" for o in orders(after))
@@ -225,6 +226,27 @@ def test_secrets_come_as_files_that_a_change_reaches_without_a_restart() -> None
     }
     for part in ("gateway", "state", "ipconfig", "migrate"):
         assert "hook" not in json.dumps(templates(objects(PRODUCT))[part])
+
+
+# ── the sample ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_sample_is_what_the_definitions_take_and_the_page_quotes_it() -> None:
+    """Its Secrets and keys are those of the sample of Secrets."""
+    sample = (ROOT / "deploy" / "samples" / "api.yaml").read_text(encoding="utf-8")
+    spec = yaml.safe_load(sample)["spec"]
+    schema = root_of("PlatoCluster")["properties"]["spec"]
+    assert refuse(schema, filled(schema, spec), "spec") == []
+    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    (quoted,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert quoted in sample
+    made = yaml.safe_load_all((ROOT / "deploy" / "samples" / "secrets.yaml").read_text(encoding="utf-8"))
+    there = {secret["metadata"]["name"]: secret["stringData"] for secret in made}
+    wanted = dict(_wanted_secrets(cluster(spec)))
+    del wanted["chat-tls"]
+    for name, keys in wanted.items():
+        assert set(keys) <= there[name].keys()
+    assert len(there["plato-hooks"]["secret"]) >= 32
 
 
 # ── taking it back ───────────────────────────────────────────────────────────────────────────────────────────

@@ -5,7 +5,7 @@
            ─▸ head of a request   whole within head_s, HEAD_BYTES
            ─▸ its body            makes us wait for body_s, and a second more per RATE_BYTES_PER_S that it brought
            ─▸ the answer          whoever takes nothing of it for TAKE_S is cut off
-           ─▸ the next request    begins within KEEP_S
+           ─▸ the next request    begins within KEEP_S, or CROWDED_KEEP_S while three quarters of all places are taken
 
 uvicorn reads and writes; this file decides who may stay. All connections are looked at every TICK_S, so nothing is armed per
 request. Time in which we do not read, because the application is behind, is nobody's fault. How large a body may be is the
@@ -33,10 +33,12 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-HEAD_BYTES: Final = 16_384
+HEAD_BYTES: Final = 32_768
+"""The longest cursor of /v1/events is half of it."""
 RATE_BYTES_PER_S: Final = 4_096
 TAKE_S: Final = 60.0
 KEEP_S: Final = 60.0
+CROWDED_KEEP_S: Final = 1.0
 LINGER_S: Final = 5.0
 """For the rest of a body that nobody reads, and for the peer's end of a connection that we closed."""
 STOP_S: Final = 10.0
@@ -49,8 +51,9 @@ _quiet.setLevel(logging.ERROR)  # a line per bad request would let strangers fil
 
 _open = Gauge("plato_msg_api_connections", "Connections to msg.api_port.")
 _ended = Counter("plato_msg_api_ended_total", "Connections to msg.api_port that a bound of it ended.", ["bound"])
-_FULL, _HANDSHAKE, _HEAD, _BODY, _ANSWER, _REST = "connections", "handshake", "head", "body", "answer", "rest"
-for _bound in (_FULL, _HANDSHAKE, _HEAD, _BODY, _ANSWER, _REST):
+_FULL, _HANDSHAKE, _HEAD, _BODY, _ANSWER = "connections", "handshake", "head", "body", "answer"
+_REST, _IDLE = "rest", "idle"
+for _bound in (_FULL, _HANDSHAKE, _HEAD, _BODY, _ANSWER, _REST, _IDLE):
     _ended.labels(_bound)
 
 
@@ -83,7 +86,7 @@ class ApiPort:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=int(KEEP_S),
+            timeout_keep_alive=int(2 * KEEP_S),  # ours comes first
             h11_max_incomplete_event_size=HEAD_BYTES,
         )
         self._config.load()
@@ -196,8 +199,10 @@ class ApiPort:
             now_s = time.monotonic()
             # Where our own loop was late, nobody else was: what they sent may not have been read yet.
             past_s, last_s = min(now_s - last_s, 2 * TICK_S), now_s
+            crowded = 4 * len(self._serving) > 3 * self._bounds.connections
+            keep_s = CROWDED_KEEP_S if crowded else KEEP_S
             for connection in list(self._state.connections):
-                if isinstance(connection, _Socket) and (bound := connection.look(past_s)):
+                if isinstance(connection, _Socket) and (bound := connection.look(past_s, keep_s)):
                     _ended.labels(bound).inc()
             if now_s - dated_s >= 1.0:
                 dated_s = now_s
@@ -237,9 +242,10 @@ class _Socket(H11Protocol):
         self._unset_keepalive_if_required()
         self.lost.set()
 
-    def look(self, past_s: float) -> str:
-        """Ends this connection if it is too slow, and returns by which bound. past_s: since the last look."""
-        waits_for, most_s = self._waits_for()
+    def look(self, past_s: float, keep_s: float) -> str:
+        """Ends this connection if it is too slow, and returns by which bound. past_s: since the last look. keep_s: how
+        long one may stay that asks nothing."""
+        waits_for, most_s = self._waits_for(keep_s)
         at = (waits_for, self.cycle)
         if at[0] != self._at[0] or at[1] is not self._at[1]:
             self._at, self._waited_s, self._brought = at, 0.0, 0
@@ -255,14 +261,14 @@ class _Socket(H11Protocol):
         self._end(waits_for)
         return waits_for
 
-    def _waits_for(self) -> tuple[str, float]:
-        """What the peer owes us, and how long it may take; 0.0: nothing, or uvicorn's own timer runs."""
+    def _waits_for(self, keep_s: float) -> tuple[str, float]:
+        """What the peer owes us, and how long it may take; 0.0: nothing."""
         theirs = self.conn.their_state
         if self.transport.is_closing():
             return _REST, LINGER_S
         if theirs is h11.IDLE:
             begun = self.cycle is None or bool(self.conn.trailing_data[0])
-            return _HEAD, self._bounds.head_s if begun else 0.0
+            return (_HEAD, self._bounds.head_s) if begun else (_IDLE, keep_s)
         if theirs is h11.SEND_BODY and (self.cycle is None or self.cycle.response_complete):
             return _REST, LINGER_S
         if theirs is h11.SEND_BODY and not self.cycle.waiting_for_100_continue:
@@ -274,8 +280,9 @@ class _Socket(H11Protocol):
         if transport.is_closing() or waits_for == _ANSWER:
             transport.abort()
             return
-        unanswered = cycle is None or cycle.response_complete or not cycle.response_started
-        if waits_for in (_HEAD, _BODY) and unanswered:
+        # Not to who said nothing: a balancer would take it for the answer to its next request.
+        told = bool(self.conn.trailing_data[0]) if waits_for == _HEAD else waits_for == _BODY
+        if told and (cycle is None or cycle.response_complete or not cycle.response_started):
             transport.write(_TOO_SLOW)
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True  # whatever the application still says goes nowhere

@@ -41,7 +41,7 @@ async def answers(scope: Scope, receive: Receive, send: Send) -> None:
     if request.url.path == "/big":
 
         async def big() -> AsyncIterator[bytes]:
-            for _ in range(4_000):
+            for _ in range(1_000):
                 yield bytes(65_536)
 
         made = StreamingResponse(big())
@@ -221,6 +221,35 @@ async def test_a_head_that_trickles_is_no_faster() -> None:
         sends = asyncio.create_task(trickle())
         await peer.all()  # 408, or the reset that takes it away; it comes to an end
         sends.cancel()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n",
+        b"GET /%ff%00 HTTP/1.1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        b"POST /early HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n|xyz\r\n",
+        b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n|nonsense\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n|1|GET",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\nnonsense\r\n\r\n",
+    ],
+)
+async def test_whatever_a_stranger_sends_ends_and_leaves_no_trace_in_the_log(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line for each would let strangers fill the disk. What stands behind | is sent when the first of an answer came."""
+    async with serving(head_s=0.5, body_s=0.5) as (made, number):
+        peer = await Peer.to(number)
+        first, *more = sent.split(b"|")
+        await peer.say(first)
+        for part in more:
+            assert await asyncio.wait_for(peer.reader.read(10), DEADLINE_S)
+            await peer.say(part)
+        await peer.all()
+        await until(lambda: made.connections == 0)
+    assert [r for r in caplog.records if r.levelname in ("WARNING", "ERROR", "CRITICAL")] == []
 
 
 async def test_a_head_too_large_is_refused() -> None:

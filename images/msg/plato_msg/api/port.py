@@ -29,7 +29,8 @@ import uvicorn
 from plato.runtime import logs
 from plato.runtime.client_tls import NewestCertificate
 from prometheus_client import Counter, Gauge
-from starlette.types import ASGIApp
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -77,8 +78,14 @@ class ApiPort:
         self._host, self._port = host, port
         self._bounds = bounds
         self._certificates = certificates
+
+        async def unless_gone(scope: Scope, receive: Receive, send: Send) -> None:
+            with contextlib.suppress(ClientDisconnect):  # else a stranger's every hang-up is a trace in the log
+                await application(scope, receive, send)
+
         self._config = uvicorn.Config(
-            application,
+            unless_gone,
+            interface="asgi3",
             http=_Socket,
             ws="none",  # an upgrade would leave our bounds
             lifespan="off",
@@ -242,6 +249,15 @@ class _Socket(H11Protocol):
         self._unset_keepalive_if_required()
         self.lost.set()
 
+    def send_400_response(self, msg: str) -> None:
+        """Ends a connection that broke the protocol: with an answer where there is none yet, uvicorn's own would raise
+        where there is."""
+        self._gone()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
+
     def look(self, past_s: float, keep_s: float) -> str:
         """Ends this connection if it is too slow, and returns by which bound. past_s: since the last look. keep_s: how
         long one may stay that asks nothing."""
@@ -284,10 +300,15 @@ class _Socket(H11Protocol):
         told = bool(self.conn.trailing_data[0]) if waits_for == _HEAD else waits_for == _BODY
         if told and (cycle is None or cycle.response_complete or not cycle.response_started):
             transport.write(_TOO_SLOW)
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True  # whatever the application still says goes nowhere
-            cycle.message_event.set()
+        self._gone()
         transport.close()
+
+    def _gone(self) -> None:
+        """Whatever the application still says goes nowhere."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

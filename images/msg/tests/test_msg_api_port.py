@@ -32,6 +32,7 @@ LONG_S = 300.0
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that bounds may be short here."""
     monkeypatch.setattr(port, "TICK_S", 0.02)
+    monkeypatch.setattr(port, "LOOK_S", 0.05)
 
 
 async def answers(scope: Scope, receive: Receive, send: Send) -> None:

@@ -44,6 +44,8 @@ LINGER_S: Final = 5.0
 """For the rest of a body that nobody reads, and for the peer's end of a connection that we closed."""
 STOP_S: Final = 10.0
 TICK_S: Final = 0.25
+LOOK_S: Final = 1.0
+"""How often the certificate is looked at, and the date written."""
 BACKLOG: Final = 1_024
 _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _CLOSE: Final = (b"connection", b"close")
@@ -211,7 +213,7 @@ class ApiPort:
             for connection in list(self._state.connections):
                 if isinstance(connection, _Socket) and (bound := connection.look(past_s, keep_s)):
                     _ended.labels(bound).inc()
-            if now_s - dated_s >= 1.0:
+            if now_s - dated_s >= LOOK_S:
                 dated_s = now_s
                 self._date()
                 if self._certificates is not None and (said := self._certificates.look()):

@@ -23,11 +23,16 @@ from plato_operator.core.orders import Act, Apply, DeletePod, Gate, Lower, Plan,
 from plato_operator.kube import MANAGER, Kube, KubeError, Object, Refused
 from plato_operator.lease import Lease
 from plato_operator.observe import View
+from plato_operator.reading import controller, labels
 
 FIRST_RETRY_S: Final = 5.0
 LAST_RETRY_S: Final = 60.0
 
 _log = logs.get("apply")
+
+
+class Taken(Exception):
+    """An object of that name is there and is somebody else's."""
 
 
 class Stopped(Exception):
@@ -129,6 +134,8 @@ class Hands:
             return False
         except manifests.OverlayError as e:
             reason, message = "InvalidOverlay", str(e)
+        except Taken as e:
+            reason, message = "NameTaken", str(e)
         except Refused as e:
             if e.passing:
                 metrics.REFUSALS.labels(order.kind).inc()
@@ -157,11 +164,27 @@ class Hands:
             except Refused as e:
                 if e.reason != "AlreadyExists":
                     raise
+                if order.kind != "Secret":  # one that somebody else made is as good as ours
+                    await self._check_owner(order, made)
             return
+        if (order.kind, order.name) not in view.objects:
+            await self._check_owner(order, made)  # an apply by force would take it over, and delete it with the cluster
         first = manifests.initial(order, view.snapshot)
         if first is not None:
             await self._kube.apply(order.kind, self._namespace, order.name, first, manifests.INITIAL_FIELD_MANAGER)
         await self._kube.apply(order.kind, self._namespace, order.name, made, manifests.FIELD_MANAGER)
+
+    async def _check_owner(self, order: Apply, made: Object) -> None:
+        """Raises Taken if an object of this name is there that neither carries our label nor has our owner."""
+        found = await self._kube.get(order.kind, self._namespace, order.name)
+        if found is None:
+            return
+        owner = made["metadata"]["ownerReferences"][0]["uid"]
+        if labels(found).get(LABEL_CLUSTER) != self._cluster and controller(found) != owner:
+            raise Taken(
+                f"one of this name is there and is not this PlatoCluster's: remove it, or give the {order.owner_kind}"
+                " another name"
+            )
 
     async def _scale(self, name: str, uid: str, replicas: int, view: View) -> Object:
         """By a patch, not by an apply: an apply without the rest of the object would take the rest away."""

@@ -14,7 +14,8 @@ from plato.topology.record import Rest
 from plato_operator.core import children
 from plato_operator.core.orders import Apply, Gate, Plan, Remove, Scale
 from plato_operator.core.plan import one_pass
-from plato_operator.core.snapshot import GATEWAY, MSG, STATE, Pod, Snapshot
+from plato_operator.core.rebuild import rebuilt
+from plato_operator.core.snapshot import GATEWAY, MSG, STATE, Child, Pod, Snapshot
 from world import POOL, World
 
 
@@ -71,7 +72,9 @@ def test_each_resource_has_the_conditions_that_are_promised(settled: Snapshot) -
     assert all(c.message and c.reason for c in everything)
 
 
-@pytest.mark.parametrize("reason", ["InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "ApplyRefused"])
+@pytest.mark.parametrize(
+    "reason", ["InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "NameTaken", "ApplyRefused"]
+)
 def test_a_refusal_stalls_its_resource_and_the_cluster_and_no_other(settled: Snapshot, reason: str) -> None:
     snap = replace(settled, refusals={("StatefulSet", POOL): (reason, "the words")})
     plan = one_pass(snap)
@@ -155,6 +158,19 @@ def test_msg_and_state_wait_for_the_migration_of_a_new_cluster() -> None:
     assert by_type(of_cluster(world.plan()))["DependenciesReady"] == ("Unknown", "Migrating")
     world.migrates = True
     world.settle()
+
+
+def test_no_pod_is_made_before_the_account_that_it_would_run_under_is_ours() -> None:
+    """One of that name may be another program's, such as an operator's: its rights would be every gateway's."""
+    snap = World().snapshot("me")
+    snap = replace(snap, topology=replace(rebuilt(snap), writer="me"))
+    tokens = {("Secret", "demo-admin"): Child("Secret", "demo-admin", "u")}
+    foreign = replace(snap, children=tokens, refusals={("ServiceAccount", "demo"): ("NameTaken", "words")})
+    plan = one_pass(foreign)
+    assert not [o for o in plan.applies if isinstance(o, Apply) and (o.template_hash or o.kind == "Job")]
+    assert by_type(of_cluster(plan))["Stalled"] == ("True", "NameTaken")
+    ours = replace(snap, children={**tokens, ("ServiceAccount", "demo"): Child("ServiceAccount", "demo", "u")})
+    assert [o for o in one_pass(ours).applies if isinstance(o, Apply) and o.kind == "Job"]
 
 
 def test_a_new_version_rolls_nothing_before_its_migration_is_done() -> None:

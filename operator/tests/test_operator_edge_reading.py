@@ -16,7 +16,7 @@ from plato_operator import crds, reading
 from plato_operator.core.orders import Apply
 from plato_operator.core.plan import one_pass
 from plato_operator.core.rebuild import rebuilt
-from plato_operator.core.snapshot import Endpoint, Memory, Node, Pool, Snapshot
+from plato_operator.core.snapshot import Child, Endpoint, Memory, Node, Pool, Snapshot
 from plato_operator.kube import Kube, Refused, Unreachable
 from plato_operator.observe import BadResource, Observer
 from plato_operator.probes import SILENT_S, Health
@@ -312,7 +312,8 @@ async def test_the_tokens_of_a_cluster_that_had_this_name_before_are_not_ours() 
         }  # fmt: skip
         snap = await looked(server, {**CLUSTER, "spec": spec})
         assert (("Secret", "demo-admin") in snap.children) is ours
-        snap = replace(snap, topology=replace(rebuilt(snap), writer="me"))
+        account = {("ServiceAccount", "demo"): Child("ServiceAccount", "demo", "sa")}
+        snap = replace(snap, topology=replace(rebuilt(snap), writer="me"), children={**snap.children, **account})
         pods = [o for o in one_pass(snap).applies if isinstance(o, Apply) and o.template_hash]
         assert bool(pods) is ours
 

@@ -28,6 +28,10 @@ class Api:
     def __init__(self) -> None:
         self.writes: list[tuple[str, str, str, Any]] = []
         self.fails: dict[tuple[str, str], Exception] = {}
+        self.there: dict[tuple[str, str], dict[str, Any]] = {}
+
+    async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        return self.there.get((kind, name))
 
     def _write(self, verb: str, kind: str, name: str, body: Any) -> dict[str, Any]:
         self.writes.append((verb, kind, name, body))
@@ -220,6 +224,40 @@ async def test_what_is_made_once_and_is_there_is_no_trouble() -> None:
     desk.api.fails["create", "Job"] = refused(409, reason="AlreadyExists")
     await desk.carry_out(Plan((Apply("Job", "demo-migrate-1", "migrate", "PlatoCluster", "demo", "h"),)), view())
     assert not desk.hands.refusals
+
+
+ACCOUNT = Apply("ServiceAccount", "demo", "members", "PlatoCluster", "demo", "h")
+SHARD = Apply("StateShard", "demo-s0", "state", "PlatoCluster", "demo", "h")
+
+
+@pytest.mark.parametrize("order", [ACCOUNT, SHARD])
+@pytest.mark.parametrize("labels", [{}, {"plato.im/cluster": "other"}])
+async def test_what_is_somebody_elses_is_never_taken_over(order: Apply, labels: dict[str, str]) -> None:
+    """A cluster that is named like the account of another program would lend its pods that one's rights, and have it
+    deleted with itself."""
+    desk = Desk()
+    desk.api.fails["create", order.kind] = refused(409, reason="AlreadyExists")
+    desk.api.there[order.kind, order.name] = {"metadata": {"name": order.name, "uid": "x", "labels": labels}}
+    await desk.carry_out(Plan((order, SERVICE)), view())
+    assert desk.api.verbs[-1] == "apply Service demo-msg"
+    assert f"apply {order.kind} {order.name}" not in desk.api.verbs
+    reason, message = desk.hands.refusals[order.kind, order.name]
+    assert reason == "NameTaken"
+    assert "is not this PlatoCluster's" in message
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"labels": {"plato.im/cluster": "demo"}},
+        {"ownerReferences": [{"uid": "cluster-uid", "controller": True}]},
+    ],
+)
+async def test_what_lost_its_label_or_its_owner_is_still_ours(meta: dict[str, Any]) -> None:
+    desk = Desk()
+    desk.api.there["ServiceAccount", "demo"] = {"metadata": {"name": "demo", "uid": "x", **meta}}
+    await desk.carry_out(Plan((ACCOUNT,)), view())
+    assert desk.api.verbs == ["apply ServiceAccount demo"]
 
 
 async def test_without_the_lease_nothing_is_written() -> None:

@@ -209,6 +209,7 @@ def apply_children(work: Work) -> None:
     """Orders what is missing or was rendered from other inputs; a quiet cluster gets no order."""
     ipconfig_turn, ready_base = msg_done(work) and state_done(work), migrated(work)
     tokens_known = ("Secret", admin_secret_name(work.snap.cluster.name)) in work.snap.children
+    account_known = ("ServiceAccount", work.snap.cluster.name) in work.snap.children
     for child in wanted(work):
         input_hash, template_hash = hashes(child)
         there = work.snap.children.get((child.kind, child.name))
@@ -219,6 +220,8 @@ def apply_children(work: Work) -> None:
             continue  # its owner is made first; the next pass knows the uid
         if child.owner_kind == "GatewayPool" and child.owner in {a.name for a in work.applies if isinstance(a, Apply)}:
             continue  # its owner's spec changes with this pass; the next one renders from that
+        if (child.template is not None or child.kind == "Job") and there is None and not account_known:
+            continue  # one of that name may be somebody else's, and pods would have its rights
         if child.template is not None and there is None and not tokens_known:
             continue  # pods would start with the tokens of a cluster of this name before, and refuse us
         if child.template is not None and not ready_base and _waits(child, there, template_hash):

@@ -31,7 +31,7 @@ STALE_AFTER_S = 30
 """A gateway whose epoch is older than the record's by this many seconds is behind (epochs are Unix seconds)."""
 MOST_DRAINS = 50
 MOST_QUOTED = 300
-REFUSALS = ("InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "ApplyRefused")
+REFUSALS = ("InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "NameTaken", "ApplyRefused")
 UNNEEDED = ("PodMonitor",)
 """Kinds without which clients are served all the same: one that is refused is a warning."""
 NOT_STALLED = ("NotStalled", "everything that was asked for could be applied")

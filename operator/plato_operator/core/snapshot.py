@@ -189,7 +189,8 @@ class Snapshot:
     old}, to be told and never decided by. nodes: None without the right to read them. missing_secrets:
     "name" or "name/key" of what the spec names and is not there. odd_keys: keys of the Secret auth.keys whose names say
     no kid; no process takes them. refusals: {(kind, name) of a child: (reason, message)} of
-    the last try to apply it, while it fails; reason InvalidOverlay, QuotaExceeded, Forbidden, CRDTooOld or ApplyRefused.
+    the last try to apply it, while it fails; reason InvalidOverlay, QuotaExceeded, Forbidden, CRDTooOld,
+    NameTaken or ApplyRefused.
     node_cidrs: where nodes' addresses lie, for the NetworkPolicy; empty: not known.
     """
 

@@ -145,7 +145,7 @@ def test_installed_it_works_and_its_rights_are_those_of_its_namespace(kube: Kube
     deployment = kube.get("Deployment", f"{RELEASE}-operator")
     assert deployment is not None
     assert deployment["status"].get("readyReplicas") == 1
-    account = f"--as=system:serviceaccount:{NAMESPACE}:{RELEASE}"
+    account = f"--as=system:serviceaccount:{NAMESPACE}:{RELEASE}-operator"
 
     def may(*words: str) -> bool:
         return kube.run("auth", "can-i", *words, account).stdout.strip() == "yes"

@@ -18,7 +18,7 @@ app.kubernetes.io/component: operator
 {{- end -}}
 
 {{- define "plato.serviceAccount" -}}
-{{- .Values.serviceAccount.name | default (include "plato.name" .) -}}
+{{- .Values.serviceAccount.name | default (printf "%s-operator" (include "plato.name" .)) -}}
 {{- end -}}
 
 {{- define "plato.operatorImage" -}}

@@ -266,6 +266,9 @@ class Clusters:
         self._means = means
         self._namespaces = [""] if "*" in namespaces else list(namespaces)
         self._loops: dict[tuple[str, str], Loop] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._shut: set[str] = set()
+        """Namespaces that forbid us to list their PlatoClusters, while others do not: they were deleted, with our role."""
         self._rung = asyncio.Event()
 
     def ring(self, namespace: str, name: str) -> None:
@@ -297,12 +300,16 @@ class Clusters:
                     checked_at = time.monotonic()
                     self._means.health.trouble("start", lacking)
                 found = await self._round()
+                for key in self._loops:
+                    if key[0] in self._shut:
+                        self._tasks[key].cancel()
                 for namespace, name in found:
                     if lacking:
                         await self._refuse(found[namespace, name], lacking)
                     elif (namespace, name) not in self._loops:
                         loop = self._loops[namespace, name] = Loop(self._means, namespace, name)
-                        group.create_task(self._one(loop), name=f"{namespace}/{name}")
+                        made = group.create_task(self._one(loop), name=f"{namespace}/{name}")
+                        self._tasks[namespace, name] = made
                 if lacking and self._loops:
                     raise RuntimeError(f"the CRDs were replaced: {lacking}")
                 if await _rung(self._rung, LATEST_S):
@@ -313,6 +320,7 @@ class Clusters:
             await loop.run()
         finally:
             self._loops.pop((loop.namespace, loop.name), None)
+            self._tasks.pop((loop.namespace, loop.name), None)
 
     async def _lacking(self, before: str) -> str:
         """Whether the CRDs fit. While that cannot be asked, the last answer stands; the first has to come."""
@@ -326,9 +334,10 @@ class Clusters:
         return found
 
     async def _round(self) -> dict[tuple[str, str], Object]:
-        """The PlatoClusters that are there. A namespace that cannot be listed does not stop the others."""
+        """The PlatoClusters that are there. A namespace that cannot be listed does not stop the others: one that was deleted
+        forbids it from then on, and no restart helps against that."""
         found: dict[tuple[str, str], Object] = {}
-        words = []
+        words, shut = [], set()
         for namespace in self._namespaces:
             try:
                 for obj in await self._means.kube.list("PlatoCluster", namespace):
@@ -336,9 +345,12 @@ class Clusters:
                     found[meta["namespace"], meta["name"]] = obj
             except KubeError as e:
                 words.append(str(e))
+                if isinstance(e, Refused) and e.status == 403:
+                    shut.add(namespace)
+        self._shut = shut if len(shut) < len(self._namespaces) else set()
         if words:
             _log.warning("not all clusters are known", why="; ".join(words))
-        else:
+        if len(words) == len(self._shut):
             self._means.health.sign("round")
         self._means.health.trouble("round", "; ".join(words))
         return found

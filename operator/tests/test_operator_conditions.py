@@ -15,7 +15,7 @@ from plato_operator.core import children
 from plato_operator.core.orders import Apply, Gate, Plan, Remove, Scale
 from plato_operator.core.plan import one_pass
 from plato_operator.core.rebuild import rebuilt
-from plato_operator.core.snapshot import GATEWAY, MSG, STATE, Child, Pod, Snapshot
+from plato_operator.core.snapshot import GATEWAY, MSG, STATE, Child, Pod, Pool, Snapshot
 from world import POOL, World
 
 
@@ -97,6 +97,21 @@ def test_a_refusal_of_the_clusters_own_object_stalls_the_cluster_only(settled: S
     plan = one_pass(replace(settled, refusals={("Service", "demo-msg"): ("Forbidden", "no")}))
     assert by_type(of_cluster(plan))["Stalled"] == ("True", "Forbidden")
     assert by_type(plan.pool_status[POOL].conditions)["Stalled"][0] == "False"
+
+
+@pytest.mark.parametrize("name", ["demo-s0", "demo-s7", "demo-state", "demo-msg", "demo-ipconfig"])
+def test_a_pool_that_is_named_like_the_clusters_own_objects_says_so_and_touches_none(
+    settled: Snapshot, name: str
+) -> None:
+    """Else both would render one Service or StatefulSet, by turns, and the pool's replicas be a shard's."""
+    pool = Pool(name, "pu", 1, replace(settled.pools[POOL].spec, replicas=3))
+    plan = one_pass(replace(settled, pools={**settled.pools, name: pool}))
+    assert [o for o in plan.applies if o.__class__ is not Gate] == []
+    assert plan.act is None
+    told = by_type(plan.pool_status[name].conditions)
+    assert told["Ready"] == ("False", "NameTaken")
+    assert told["Stalled"] == ("True", "NameTaken")
+    assert "use another name" in words(plan.pool_status[name].conditions, "Stalled")
 
 
 def test_a_refused_podmonitor_is_a_warning_of_its_own_and_the_cluster_stays_ready(settled: Snapshot) -> None:

@@ -28,7 +28,7 @@ from plato.api.cluster import (
     UriKey,
     UrlKey,
 )  # fmt: skip
-from plato.api.names import admin_secret_name, default_pool_name, shard_name
+from plato.api.names import admin_secret_name, default_pool_name, is_taken, shard_name
 from plato.api.objects import to_object
 from plato.api.pool import DrainSpec, GatewayPoolSpec, PoolTemplate, Ports
 from plato.api.shared import Ref
@@ -145,7 +145,7 @@ def wanted(work: Work) -> Iterator[Wanted]:
             "GatewayPool", default_pool_name(name), "default", template, replicas=spec.gateways.initial_replicas
         )
     for pool in sorted(work.snap.pools.values(), key=lambda p: p.name):
-        if not pool.deleting:
+        if not pool.deleting and not is_taken(name, pool.name):
             yield from _pool(
                 pool.name, pool.spec, {"version": pool.spec.version or spec.version, **_common(work, GATEWAY)}
             )

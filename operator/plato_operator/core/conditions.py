@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from plato.api.cluster import PlatoClusterStatus, Reshard, SlotCounts, WorkerIdCounts
-from plato.api.names import LABEL_POOL, shard_index, shard_name
+from plato.api.names import LABEL_POOL, is_taken, shard_index, shard_name
 from plato.api.pool import DrainStatus, GatewayPoolStatus
 from plato.api.shard import SlotSpan, StateShardStatus
 from plato.api.shared import Condition
@@ -303,6 +303,11 @@ def pool_status(work: Work, pool: Pool) -> GatewayPoolStatus:
     spare = spec.rollout.max_unavailable if _rolling(work, pool) else 0
     good = ready >= max(spec.replicas - spare, min(1, spec.replicas))
     stalled = refusal(work, "GatewayPool", pool.name)
+    if is_taken(snap.cluster.name, pool.name):
+        stalled = (
+            "NameTaken",
+            f"{snap.cluster.name} has objects of its own that are named {pool.name}: use another name",
+        )
     sheet.add("Stalled", bool(stalled), *(stalled or NOT_STALLED))
     words = f"{ready} of {spec.replicas} gateways are ready{'' if good else _trouble(p for p in pods if not p.ready)}"
     sheet.add("Ready", good and not stalled, *(stalled or ("Serving" if good else "GatewaysMissing", words)))

@@ -547,6 +547,8 @@ class World:
                     unwanted = pod is not None and pod.ordinal >= self.api.pools[POOL].spec.replicas
                     if pod is not None and pod.uid == gateway.uid and not (unwanted and gateway.state == LEAVING):
                         ours.add(pod.ordinal)
+                if gateway.state == LOST:
+                    ours.discard(int(name.rpartition("-")[2]))  # what a lost node takes with it is nobody's doing
             sts = self.api.children.get(("StatefulSet", POOL))
             surplus = {p.ordinal for p in self.api.pods.values() if p.unschedulable and "were" not in p.unschedulable}
             ours = {o for o in ours if sts is not None and o < sts.replicas} - surplus

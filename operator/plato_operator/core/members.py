@@ -53,7 +53,7 @@ def note_outside(work: Work) -> None:
             gateway = replace(gateway, state=DRAINING, drain=eviction(work, pod))
             work.tell("Pod", name, "DrainStarted", "the pod is being deleted: its clients are moved while it lasts")
         lost = work.lost(pod)
-        if lost and gateway.state in (SERVING, DRAINING):
+        if lost and gateway.state != LOST:  # one that is leaving too: its pod may never go, and would hold up a roll
             gateway = replace(gateway, state=LOST)
             work.tell(
                 "Pod", name, "NodeLost", f"node {pod.node} is lost; the gateway keeps its worker_id", warning=True

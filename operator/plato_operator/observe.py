@@ -213,7 +213,8 @@ class Observer:
                 missing.append(f"{keys_ref.name}/<kid>.pem or {keys_ref.name}/<kid>.key")
         internal = cluster.spec.tls.internal
         ca = _decoded(secrets[internal.name], "ca.crt") if internal is not None else b""
-        tls = seen.access.tls if ca == seen.ca else None
+        # Taken out of the spec, the pods before still show what it had signed, and are asked until they have rolled.
+        tls = seen.access.tls if ca == seen.ca or internal is None else None
         if ca and tls is None:
             try:
                 tls = ssl.create_default_context(cadata=ca.decode("ascii"))
@@ -267,11 +268,11 @@ def _targets(pods: Mapping[str, Pod]) -> dict[str, Target]:
         if not pod.running or not pod.ip:
             continue
         if pod.component == GATEWAY and pod.endpoint is not None and pod.endpoint.admin:
-            found[name] = Target(pod.uid, pod.endpoint.admin)
+            found[name] = Target(pod.uid, pod.endpoint.admin, pod.tls)
         elif pod.component == STATE:
-            found[name] = Target(pod.uid, f"{host}:{STATE_ADMIN_PORT}")
+            found[name] = Target(pod.uid, f"{host}:{STATE_ADMIN_PORT}", pod.tls)
         elif pod.component == MSG:
-            found[name] = Target(pod.uid, f"{host}:{MSG_HTTP_PORT}")
+            found[name] = Target(pod.uid, f"{host}:{MSG_HTTP_PORT}", pod.tls)
     return found
 
 

@@ -151,6 +151,7 @@ def pod(obj: Object, pools: Mapping[str, Pool], nodes: Mapping[str, Object] | No
         unschedulable=scheduled.get("message", "") or "Unschedulable" if stuck else "",
         endpoint=_endpoint(obj, pools.get(owner), host) if component == GATEWAY else None,
         version=notes(obj).get(ANNOTATION_VERSION, ""), trouble=_trouble(obj, component),
+        tls="PLATO_TLS__INTERNAL_DIR" in _env(obj, component),
     )  # fmt: skip
 
 

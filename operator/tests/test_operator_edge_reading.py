@@ -83,6 +83,17 @@ def test_a_gateway_pod_is_read_whole() -> None:
     assert pod.ready_since_ms - pod.created_ms == 1000
 
 
+def test_how_a_pod_is_asked_is_what_its_own_template_says() -> None:
+    """Not what the spec says now: while tls.internal is set, shards that are still to roll are asked in plain text. Else
+    none of them would report its slots, and two could never roll."""
+    plain = pod_object()
+    assert not reading.pod(plain, pool_of(), None).tls
+    plain["spec"]["containers"][1]["env"].append(
+        {"name": "PLATO_TLS__INTERNAL_DIR", "value": "/etc/plato/tls/internal"}
+    )
+    assert reading.pod(plain, pool_of(), None).tls
+
+
 @pytest.mark.parametrize(
     ("fields", "nodes", "ip"),
     [

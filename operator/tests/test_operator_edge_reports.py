@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -205,3 +206,15 @@ async def test_nonsense_drops_the_report_before_it(process: Process, session: ai
         assert await reports.refresh(targets, {"g-0"}, ACCESS)
         process.body = nonsense
         assert await reports.refresh(targets, {"g-0"}, ACCESS) == {}
+
+
+async def test_a_token_is_not_said_in_plain_text_where_tls_is_meant(
+    process: Process, session: aiohttp.ClientSession
+) -> None:
+    """The Secret of tls.internal is missing, or its ca.crt is none. Pods of before, without TLS, are asked as they are."""
+    reports = Reports(session, "ns", "demo", Clock())
+    targets = {"g-0": Target("u1", process.at, tls=True)}
+    assert await reports.refresh(targets, {"g-0"}, ACCESS) == {}
+    assert process.asked == 0
+    context = ssl.create_default_context()
+    assert await reports.refresh({"g-1": Target("u1", process.at)}, {"g-1"}, Access(ACCESS.tokens, context))

@@ -73,8 +73,9 @@ class Pod:
 
     owner is the pool or shard (empty for msg and ipconfig), ordinal its number there. running: its main container runs
     now. gate: the condition plato.im/serving, None while unset. delete_at_ms: when a deleted pod is killed. version: its
-    annotation plato.im/version. trouble: why its main container does not run, as its status says: the reason and message it
-    waits with, and the last words of the one before (all have terminationMessagePolicy FallbackToLogsOnError).
+    annotation plato.im/version. trouble: why its main container does not run, by its status: the reason and message that it
+    waits with, and the last words of the one before (all have terminationMessagePolicy FallbackToLogsOnError). tls: its
+    admin port speaks TLS, as its own template says.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Pod:
     endpoint: Endpoint | None = None
     version: str = ""
     trouble: str = ""
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)

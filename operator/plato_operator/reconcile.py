@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -269,6 +269,9 @@ class Clusters:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._shut: set[str] = set()
         """Namespaces that forbid us to list their PlatoClusters, while others do not: they were deleted, with our role."""
+        self._listed: list[str] = []
+        """Of which the last round knows every PlatoCluster."""
+        self._strays = Statuses(means.kube)
         self._rung = asyncio.Event()
 
     def ring(self, namespace: str, name: str) -> None:
@@ -310,6 +313,8 @@ class Clusters:
                         loop = self._loops[namespace, name] = Loop(self._means, namespace, name)
                         made = group.create_task(self._one(loop), name=f"{namespace}/{name}")
                         self._tasks[namespace, name] = made
+                if not lacking:
+                    await self._tell_strays(found)
                 if lacking and self._loops:
                     raise RuntimeError(f"the CRDs were replaced: {lacking}")
                 if await _rung(self._rung, LATEST_S):
@@ -338,11 +343,13 @@ class Clusters:
         forbids it from then on, and no restart helps against that."""
         found: dict[tuple[str, str], Object] = {}
         words, shut = [], set()
+        self._listed = []
         for namespace in self._namespaces:
             try:
                 for obj in await self._means.kube.list("PlatoCluster", namespace):
                     meta = reading.meta(obj)
                     found[meta["namespace"], meta["name"]] = obj
+                self._listed.append(namespace)
             except KubeError as e:
                 words.append(str(e))
                 if isinstance(e, Refused) and e.status == 403:
@@ -354,6 +361,22 @@ class Clusters:
             self._means.health.sign("round")
         self._means.health.trouble("round", "; ".join(words))
         return found
+
+    async def _tell_strays(self, found: Mapping[tuple[str, str], Object]) -> None:
+        """Says on GatewayPools and StateShards that their clusterRef names nobody: no loop looks at them. What a
+        PlatoCluster made goes with it."""
+        for namespace in self._listed:
+            for kind in ("GatewayPool", "StateShard"):
+                try:
+                    for obj in await self._means.kube.list(kind, namespace):
+                        meta, of = reading.meta(obj), reading.named(kind, obj)
+                        if (meta["namespace"], of) in found or reading.controller(obj) or "deletionTimestamp" in meta:
+                            continue
+                        words = f"there is no PlatoCluster {of} in this namespace: create it, or delete this {kind}"
+                        self._means.lease.check()
+                        await self._strays.stalled(kind, obj, "NoCluster", words, int(time.time() * 1000))
+                except KubeError as e:
+                    _log.warning("not told whose cluster is missing", kind=kind, why=str(e))
 
     async def _refuse(self, obj: Object, why: str) -> None:
         """Says on a cluster that we do not run it."""

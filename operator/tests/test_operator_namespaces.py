@@ -25,7 +25,7 @@ class Api:
     async def list(self, kind: str, namespace: str = "", selector: str = "") -> Any:
         if namespace in self.gone:
             raise Refused(403, "Forbidden", f"cannot list {kind} in {namespace}", "GET /x")
-        return [{"metadata": {"namespace": namespace, "name": "demo"}}]
+        return [{"metadata": {"namespace": namespace, "name": "demo"}}] if kind == "PlatoCluster" else []
 
 
 async def until(met: Callable[[], bool]) -> None:
@@ -120,3 +120,59 @@ async def test_a_deleted_namespace_ends_its_clusters_and_makes_nobody_ill(monkey
         assert "round" in health.ill()
         finding.cancel()
         await asyncio.wait([finding])
+
+
+async def test_a_pool_or_shard_whose_cluster_is_not_there_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clusterRef with a slip cannot be changed, and no cluster's pass looks at it. What a cluster made is collected."""
+    written: list[tuple[str, str, str]] = []
+    looks = 0
+
+    def resource(kind: str, name: str, of: str, **meta: Any) -> dict[str, Any]:
+        return {
+            "metadata": {"namespace": "a", "name": name, "uid": f"{kind}/{name}", "resourceVersion": "1", **meta},
+            "spec": {"clusterRef": {"name": of}},
+        }
+
+    owner = [{"uid": "gone", "controller": True}]
+    objects: dict[str, list[dict[str, Any]]] = {
+        "PlatoCluster": [{"metadata": {"namespace": "a", "name": "demo"}}],
+        "GatewayPool": [resource("p", "demo-edge", "demo"), resource("p", "slip", "dmeo")],
+        "StateShard": [resource("s", "x", "dmeo"), resource("s", "y", "old", ownerReferences=owner)],
+    }
+
+    class Kubernetes:
+        async def list(self, kind: str, namespace: str = "", selector: str = "") -> Any:
+            nonlocal looks
+            looks += kind == "StateShard"
+            return objects[kind]
+
+        async def merge(self, kind: str, namespace: str, name: str, body: Any, sub: str = "") -> Any:
+            (ready,) = [c for c in body["status"]["conditions"] if c["type"] == "Ready"]
+            written.append((kind, name, ready["reason"]))
+            (obj,) = [o for o in objects[kind] if o["metadata"]["name"] == name]
+            obj["status"] = body["status"]
+
+    class Loop:
+        def __init__(self, _: Means, namespace: str, name: str) -> None:
+            self.namespace, self.name = namespace, name
+
+        async def run(self) -> None:
+            await asyncio.Event().wait()
+
+    class Held:
+        def check(self) -> None:
+            """Always."""
+
+    async def nothing(_: object) -> str:
+        return ""
+
+    monkeypatch.setattr(reconcile, "Loop", Loop)
+    monkeypatch.setattr(reconcile, "LATEST_S", 0.001)
+    monkeypatch.setattr("plato_operator.crds.lacking", nothing)
+    async with aiohttp.ClientSession() as session:
+        means = Means(cast(Kube, Kubernetes()), session, cast(Lease, Held()), Health(), False)
+        finding = asyncio.create_task(Clusters(means, ("a",)).run())
+        await until(lambda: looks > 3)
+        finding.cancel()
+        await asyncio.wait([finding])
+    assert written == [("GatewayPool", "slip", "NoCluster"), ("StateShard", "x", "NoCluster")]

@@ -12,6 +12,7 @@ from plato.api.pool import DrainSpec
 from plato.api.shared import Condition, Ref
 from plato.topology.record import Rest
 from plato_operator.core import children
+from plato_operator.core.conditions import MOST_WORDS
 from plato_operator.core.orders import Apply, Gate, Plan, Remove, Scale
 from plato_operator.core.plan import one_pass
 from plato_operator.core.rebuild import rebuilt
@@ -84,6 +85,15 @@ def test_a_refusal_stalls_its_resource_and_the_cluster_and_no_other(settled: Sna
         assert words(found, "Ready") == words(found, "Stalled") == f"StatefulSet {POOL}: the words"
     shard = by_type(plan.shard_status["demo-s0"].conditions)
     assert (shard["Stalled"][0], shard["Ready"][0]) == ("False", "True")
+
+
+def test_a_message_is_never_longer_than_a_condition_may_be(settled: Snapshot) -> None:
+    """It quotes what somebody wrote into a podOverlay, or what an admission policy said of it."""
+    snap = replace(settled, refusals={("StatefulSet", POOL): ("InvalidOverlay", "podOverlay.spec is " + "x" * 100_000)})
+    plan = one_pass(snap)
+    for conditions in (of_cluster(plan), plan.pool_status[POOL].conditions):
+        assert max(len(c.message) for c in conditions) == MOST_WORDS
+        assert words(conditions, "Stalled").endswith("…")
 
 
 def test_a_refusal_of_a_shards_object_stalls_that_shard(settled: Snapshot) -> None:

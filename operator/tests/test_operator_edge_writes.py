@@ -12,6 +12,7 @@ from plato.api.shared import Condition
 from plato.topology.record import Shard, Topology, even_ranges
 from plato_operator import manifests
 from plato_operator.apply import FIRST_RETRY_S, Hands, Stopped
+from plato_operator.core.conditions import MOST_WORDS
 from plato_operator.core.orders import Apply, DeletePod, Event, Gate, Lower, Plan, Raise, Remove, TopologyWrite
 from plato_operator.core.snapshot import Child, Cluster, Snapshot
 from plato_operator.events import AGAIN_S, FORGET_S, Events
@@ -326,9 +327,10 @@ async def test_a_stalled_cluster_keeps_the_rest_of_its_status() -> None:
     api = Api()
     old = {"phase": "Ready", "conditions": [{"type": "Paused", "status": "False", "reason": "r", "message": "m"}]}
     await Statuses(cast(Kube, api), Clock()).stalled(
-        "PlatoCluster", resource(old), "Forbidden", "cannot list", START_MS
+        "PlatoCluster", resource(old), "Forbidden", "cannot list" + "!" * 100_000, START_MS
     )
     status = api.writes[0][3]["status"]
+    assert len(status["conditions"][0]["message"]) == MOST_WORDS
     assert status["phase"] == "Ready"
     assert [(c["type"], c["status"]) for c in status["conditions"]] == [
         ("Ready", "Unknown"), ("Stalled", "True"), ("Paused", "False"),

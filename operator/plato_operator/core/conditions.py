@@ -31,6 +31,8 @@ STALE_AFTER_S = 30
 """A gateway whose epoch is older than the record's by this many seconds is behind (epochs are Unix seconds)."""
 MOST_DRAINS = 50
 MOST_QUOTED = 300
+MOST_WORDS = 2_000
+"""Of a condition's message: a field of 100 KB that is quoted must not make a status that is refused, pass after pass."""
 REFUSALS = ("InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "NameTaken", "ApplyRefused")
 UNNEEDED = ("PodMonitor",)
 """Kinds without which clients are served all the same: one that is refused is a warning."""
@@ -40,6 +42,11 @@ NOT_STALLED = ("NotStalled", "everything that was asked for could be applied")
 def rfc3339(unix_ms: int) -> str:
     """A time as Kubernetes writes it, whole seconds."""
     return datetime.fromtimestamp(unix_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def bounded(message: str) -> str:
+    """A message that a person reads to its end."""
+    return message if len(message) <= MOST_WORDS else f"{message[: MOST_WORDS - 1]}…"
 
 
 def kept_times(old: Iterable[Condition], new: Iterable[Condition], now_ms: int) -> tuple[Condition, ...]:
@@ -62,7 +69,7 @@ class _Sheet:
 
     def add(self, type_: str, holds: bool | None, reason: str, message: str) -> None:
         status = "Unknown" if holds is None else "True" if holds else "False"
-        self._found.append(Condition(type_, status, reason, message, self._generation))
+        self._found.append(Condition(type_, status, reason, bounded(message), self._generation))
 
     def done(self) -> tuple[Condition, ...]:
         return tuple(sorted(self._found, key=lambda c: c.type != "Ready"))

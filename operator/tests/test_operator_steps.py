@@ -317,7 +317,6 @@ def test_a_hand_deleted_shard_returns_with_its_name_and_slots(world: World) -> N
     before = world.topology.slots
     world.api.shards["demo-s1"] = replace(world.api.shards["demo-s1"], deleting=True)
     world.tick(3)
-    world.api.children.pop(("StateShard", "demo-s1"))
     world.settle()
     assert world.topology.slots == before
     assert "demo-s1" in world.api.shards

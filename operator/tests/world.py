@@ -215,7 +215,8 @@ class World:
         for shard in list(self.api.shards.values()):
             if shard.deleting:
                 del self.api.shards[shard.name]
-                self.api.children.pop(("StatefulSet", shard.name), None)
+                for kind in ("StateShard", "StatefulSet"):
+                    self.api.children.pop((kind, shard.name), None)
                 if f"{shard.name}-0" in self.api.pods:
                     self.delete_pod(f"{shard.name}-0", grace_s=1)
 
@@ -573,6 +574,8 @@ class World:
 
     def converged(self) -> bool:
         if self.topology is None or self.acquired() != 1024 or self.topology.move is not None:
+            return False
+        if len(self.api.shards) != self.cluster.spec.state.shards and any(s.spec.weight for s in self.api.shards.values()):
             return False
         pool = self.api.pools[POOL]
         pods = [p for p in self.api.pods.values() if p.component == GATEWAY]

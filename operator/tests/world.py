@@ -575,7 +575,9 @@ class World:
     def converged(self) -> bool:
         if self.topology is None or self.acquired() != 1024 or self.topology.move is not None:
             return False
-        if len(self.api.shards) != self.cluster.spec.state.shards and any(s.spec.weight for s in self.api.shards.values()):
+        if len(self.api.shards) != self.cluster.spec.state.shards and any(
+            s.spec.weight for s in self.api.shards.values()
+        ):
             return False
         pool = self.api.pools[POOL]
         pods = [p for p in self.api.pods.values() if p.component == GATEWAY]

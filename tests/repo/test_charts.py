@@ -130,6 +130,19 @@ def test_the_rendered_role_is_that_file() -> None:
     assert role["rules"] == yaml.safe_load(text("charts/plato/files/role.yaml"))
 
 
+def test_names_from_outside_are_quoted() -> None:
+    """A namespace may be called 2024, and YAML would take it for a number."""
+    bare = re.compile(r":\s+\{\{ \$?(\.Release\.(Name|Namespace)|namespace|pool) \}\}")
+    found = [
+        f"{f}: {line}"
+        for f in CHART_FILES
+        if f.endswith((".yaml", ".tpl"))
+        for line in text(f).splitlines()
+        if bare.search(line)
+    ]
+    assert found == []
+
+
 def test_the_operators_account_is_not_named_as_a_cluster_would_be() -> None:
     """Pods of a PlatoCluster run under the account of its name. One that is called like the release would have the
     operator's rights, and would take the operator's account with it when it is deleted."""

@@ -13,7 +13,7 @@ from plato.topology.record import Shard, Topology, even_ranges
 from plato_operator import manifests
 from plato_operator.apply import FIRST_RETRY_S, Hands, Stopped
 from plato_operator.core.conditions import MOST_WORDS
-from plato_operator.core.orders import Apply, DeletePod, Event, Gate, Lower, Plan, Raise, Remove, TopologyWrite
+from plato_operator.core.orders import Apply, DeletePod, Event, Gate, Lower, Plan, Raise, Remove, Scale, TopologyWrite
 from plato_operator.core.snapshot import Child, Cluster, Snapshot
 from plato_operator.events import AGAIN_S, FORGET_S, Events
 from plato_operator.kube import Kube, Refused, Unreachable
@@ -202,6 +202,35 @@ async def test_a_refusal_for_what_it_says_stops_nobody_else_and_waits_longer_eac
     del desk.api.fails["apply", "Service"]
     desk.clock.now += FIRST_RETRY_S
     await desk.carry_out(Plan((replace(SERVICE, input_hash="h9"),)), view())
+    assert not desk.hands.refusals
+
+
+@pytest.mark.parametrize(
+    ("order", "at"),
+    [
+        (Raise("demo-edge", "sts-uid", 50), ("merge", "StatefulSet")),
+        (Scale("demo-msg", "dep-uid", 50), ("merge", "Deployment")),
+        (Remove("NetworkPolicy", "demo", "np-uid"), ("delete", "NetworkPolicy")),
+    ],
+)
+async def test_a_scale_that_a_policy_denies_holds_up_neither_the_record_nor_others(
+    order: Raise | Scale | Remove, at: tuple[str, str]
+) -> None:
+    """More replicas than somebody's policy lets: pods that restart are admitted, drains go on, the words are shown."""
+    desk = Desk()
+    desk.api.fails[at] = refused(403, "admission webhook denied the request: at most 20 replicas")
+    plan = Plan((order, SERVICE), TopologyWrite(TOPOLOGY, "7"))
+    assert await desk.carry_out(plan, view())
+    assert desk.api.verbs[1:] == ["apply Service demo-msg", "replace ConfigMap demo-topology"]
+    ((reason, message),) = desk.hands.refusals.values()
+    assert reason == "ApplyRefused"
+    assert "at most 20 replicas" in message
+    desk.api.writes.clear()
+    await desk.carry_out(Plan((order,)), view())
+    assert not desk.api.writes  # not at each pass
+    desk.clock.now += FIRST_RETRY_S
+    del desk.api.fails[at]
+    await desk.carry_out(Plan((order,)), view())
     assert not desk.hands.refusals
 
 

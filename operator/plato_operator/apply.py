@@ -1,7 +1,7 @@
 """Carries a plan out from top to bottom: applies, the record, the one act. Stops at the first conflict or doubt.
 
-What of the applies the API server refuses for what it says (quota, rights, a field, a policy), or what cannot be rendered, is
-put down as a refusal, shown by a condition and tried again later; it stops nobody else's, and never the record. A conflict
+What of the applies the API server refuses for what it says (quota, rights, a field, a policy), or what cannot be rendered,
+is put down as a refusal, shown by a condition and tried again later; it stops nobody else's, and never the record. Conflict
 or no answer means that the picture was old or is unknown: the rest of the plan is dropped, as it is where another write is
 refused. Each write needs a valid Lease, and carries a precondition or is one that any order of repeats leaves the same.
 """

@@ -8,6 +8,7 @@ import pytest
 from plato.topology.record import DRAINING, LEAVING, SERVING, Rest, Topology, even_ranges
 from plato_operator.core.orders import DeletePod, Lower
 from plato_operator.core.plan import one_pass
+from plato_operator.core.snapshot import Memory
 from world import POOL, Process, World
 
 
@@ -79,6 +80,23 @@ def test_a_new_leader_claims_before_anything_else(world: World) -> None:
 
 
 @pytest.mark.planner
+def test_o05_two_operators_with_leases_of_their_own_do_not_claim_by_turns(world: World) -> None:
+    """Two releases that watch one namespace: the record is not written ten times a second, and an event says so."""
+    assert world.topology is not None
+    memories = {"op-a": Memory(), "op-b": Memory()}
+    writes, told = 0, set()
+    for _ in range(120):
+        for me, memory in memories.items():
+            plan = one_pass(replace(world.snapshot(me), memory=memory))
+            memories[me] = plan.memory
+            told |= {e.reason for e in plan.events}
+            if plan.write is not None:
+                writes, world.topology = writes + 1, plan.write.topology
+        world.now_ms += 1000
+    assert writes <= 6
+    assert told == {"AnotherOperator"}
+
+
 def test_o02_a_pending_tail_that_never_registered_goes_at_once(world: World) -> None:
     for node in list(world.api.nodes):
         world.api.nodes[node] = replace(world.api.nodes[node], unschedulable=True)

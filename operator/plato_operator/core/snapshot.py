@@ -170,7 +170,8 @@ class Memory:
 
     missing_since_ms: since when the record is missing or behind its readers. last_move_ms: when a move was opened. move_id,
     move_since_ms: the open move and since when it is known. rebuilt_epoch: of the record that was rebuilt. repairs:
-    (pool, pod, when) of broken pods that were replaced, shown by a condition for a while.
+    (pool, pod, when) of broken pods that were replaced, shown by a condition for a while. claimed_ms: when the record was
+    claimed last.
     """
 
     missing_since_ms: int = 0
@@ -179,6 +180,7 @@ class Memory:
     move_since_ms: int = 0
     rebuilt_epoch: int = 0
     repairs: tuple[tuple[str, str, int], ...] = ()
+    claimed_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

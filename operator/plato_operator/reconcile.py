@@ -9,7 +9,6 @@ the API server refuses for the moment is told by a condition only when it has go
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,9 +99,7 @@ class Loop:
         finally:
             self._observer.close()
             self._means.health.drop(self._label)
-            for gauge in (metrics.DRAINS, metrics.MOVES, metrics.READY):
-                with contextlib.suppress(KeyError):
-                    gauge.remove(self.namespace, self.name)
+            metrics.forget(self.namespace, self.name)
 
     async def _guarded(self) -> float | None:
         """One pass whose errors are this cluster's only. Returns in how many seconds the next one is due; None: never."""

@@ -160,6 +160,11 @@ def _warnings(work: Work) -> Iterator[tuple[str, str]]:
     foreign = [n for n, s in snap.shards.items() if not s.owned or shard_index(snap.cluster.name, n) is None]
     if foreign:
         yield "ForeignShard", f"not made by this PlatoCluster and passed over: {', '.join(sorted(foreign))}"
+    if not any(work.weights().values()):
+        yield (
+            "NoWeight",
+            "every StateShard has weight 0, so slots have nowhere to go and no shard is removed: give one a weight",
+        )
     if snap.odd_keys and spec.auth.keys is not None:
         named = f"keys of Secret {spec.auth.keys.name} must be named <kid>.pem or <kid>.key"
         yield "KeysPassedOver", f"{named}; passed over: {', '.join(sorted(snap.odd_keys))}"

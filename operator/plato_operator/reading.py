@@ -111,7 +111,7 @@ def child(kind: str, obj: Object) -> Child:
         replicas=replicas, ready=status.get("readyReplicas", 0), updated=status.get("updatedReplicas", 0),
         observed=kind not in ("StatefulSet", "Deployment") or status.get("observedGeneration", 0) >= m.get("generation", 0),
         resource_version=m.get("resourceVersion", ""),
-        succeeded=status.get("succeeded", 0), failed=status.get("failed", 0),
+        succeeded=status.get("succeeded", 0), failed=status.get("failed", 0), orphan=not controller(obj),
     )  # fmt: skip
 
 

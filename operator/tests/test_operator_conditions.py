@@ -145,6 +145,24 @@ def test_keys_whose_names_say_no_kid_are_named(settled: Snapshot) -> None:
     assert "Secret jwt must be named <kid>.pem or <kid>.key; passed over: a, public.key.txt" in told
 
 
+def test_slots_that_have_nowhere_to_go_are_told_of(settled: Snapshot) -> None:
+    """Fewer shards are wanted, and the one that stays was evacuated before: nothing moves, and not in silence."""
+    of = replace(
+        settled.cluster, spec=replace(settled.cluster.spec, state=replace(settled.cluster.spec.state, shards=1))
+    )
+    first = settled.shards["demo-s0"]
+    empty = {**settled.shards, "demo-s0": replace(first, spec=replace(first.spec, weight=0))}
+    told = by_type(of_cluster(one_pass(replace(settled, cluster=of, shards=empty))))
+    assert told["ConfigurationWarning"] == ("True", "NoWeight")
+    assert by_type(of_cluster(one_pass(settled)))["ConfigurationWarning"] == ("False", "None")
+
+
+def test_what_was_left_behind_as_an_orphan_is_owned_again(settled: Snapshot) -> None:
+    """`kubectl delete --cascade=orphan`, then the same PlatoCluster: without an owner it would outlive that one."""
+    snap = replace(settled, children=child(settled, "Deployment", "demo-msg", orphan=True))
+    assert [(o.kind, o.name) for o in one_pass(snap).applies if isinstance(o, Apply)] == [("Deployment", "demo-msg")]
+
+
 def test_a_record_that_is_too_large_is_not_written_and_the_old_one_stays(settled: Snapshot) -> None:
     assert settled.topology is not None
     # Digits that gzip cannot make small.

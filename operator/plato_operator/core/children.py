@@ -213,7 +213,7 @@ def apply_children(work: Work) -> None:
     for child in wanted(work):
         input_hash, template_hash = hashes(child)
         there = work.snap.children.get((child.kind, child.name))
-        if there is not None and (child.once or there.input_hash == input_hash):
+        if there is not None and (child.once or (there.input_hash == input_hash and not there.orphan)):
             _scale(work, child, there)
             continue
         if child.owner_kind == "StateShard" and child.owner not in work.snap.shards:

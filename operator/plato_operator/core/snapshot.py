@@ -109,7 +109,7 @@ class Child:
     """A child object as it is. input_hash: annotation on the object; template_hash: on its pod template.
 
     observed: its controller has seen the newest spec. ready and updated count pods (Deployments), succeeded and failed too
-    (Jobs).
+    (Jobs). orphan: nothing owns it, since its PlatoCluster was deleted with --cascade=orphan and made anew.
     """
 
     kind: str
@@ -125,6 +125,7 @@ class Child:
     resource_version: str = ""
     succeeded: int = 0
     failed: int = 0
+    orphan: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -383,6 +383,17 @@ def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "kubectl is not on PATH" in capsys.readouterr().err
 
 
+def test_a_log_of_any_bytes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies writes what it likes; the bundle is made all the same."""
+    program = tmp_path / "kubectl"
+    program.write_text("#!/bin/sh\nprintf 'core \\377\\376 dumped'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PLATO_KUBECTL", str(program))
+    from plato.cli.kube.kubectl import Kubectl
+
+    assert Kubectl().run("logs", "x") == "core \ufffd\ufffd dumped"
+
+
 def test_a_missing_crd_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "kubectl"
     program.write_text(

@@ -306,6 +306,43 @@ async def test_a_secret_of_keys_has_one_whose_name_says_its_kid(
     assert snap.odd_keys == odd
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "keyPrefix are those of PlatoCluster first"),
+        ({"store": {"url": {"name": "kv"}, "keyPrefix": "b:"}}, "schema are those of PlatoCluster first"),
+        (
+            {"store": {"url": {"name": "kv2"}}, "database": {"uri": {"name": "db"}, "schema": "b"}},
+            "",
+        ),
+    ],
+)
+async def test_a_second_cluster_over_the_first_ones_store_or_schema_is_held(fields: dict[str, Any], words: str) -> None:
+    """Its shards would have greater fences, and take every slot from the first one's: an outage by a copied manifest."""
+    server = Server()
+    first = {
+        **CLUSTER,
+        "metadata": {**CLUSTER["metadata"], "name": "first", "uid": "fu", "creationTimestamp": "2026-01-01T00:00:00Z"},
+    }
+    spec = {**{k: v for k, v in CLUSTER["spec"].items() if k != "tls"}, **fields}
+    second = {"metadata": {**CLUSTER["metadata"], "creationTimestamp": "2026-02-01T00:00:00Z"}, "spec": spec}
+    server.objects = {("PlatoCluster", "first"): first, ("PlatoCluster", "demo"): second}
+    snap = await looked(server, second)
+    assert words in snap.shared
+    assert bool(words) is bool(snap.shared)
+    there = {
+        ("ServiceAccount", "demo"): Child("ServiceAccount", "demo", "sa"),
+        ("Secret", "demo-admin"): Child("Secret", "x", "s"),
+    }
+    snap = replace(snap, topology=replace(rebuilt(snap), writer="me"), children=there)
+    plan = one_pass(snap)
+    assert bool([o for o in plan.applies if isinstance(o, Apply) and o.kind == "Job"]) is not bool(words)
+    assert plan.cluster_status is not None
+    told = {c.type: c.reason for c in plan.cluster_status.conditions}
+    assert (told["Stalled"] == "NotAlone") is bool(words)
+    assert not (await looked(server, first)).shared
+
+
 async def test_the_tokens_of_a_cluster_that_had_this_name_before_are_not_ours() -> None:
     """Its Secret is still being collected: pods wait for ours, nobody is asked with the old ones. What somebody else made
     under that name is good."""

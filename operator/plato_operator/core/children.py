@@ -220,8 +220,9 @@ def apply_children(work: Work) -> None:
             continue  # its owner is made first; the next pass knows the uid
         if child.owner_kind == "GatewayPool" and child.owner in {a.name for a in work.applies if isinstance(a, Apply)}:
             continue  # its owner's spec changes with this pass; the next one renders from that
-        if (child.template is not None or child.kind == "Job") and there is None and not account_known:
-            continue  # one of that name may be somebody else's, and pods would have its rights
+        pods = child.template is not None or child.kind == "Job"
+        if pods and there is None and (not account_known or work.snap.shared):
+            continue  # an account of that name may be somebody else's; shards would take another cluster's slots from it
         if child.template is not None and there is None and not tokens_known:
             continue  # pods would start with the tokens of a cluster of this name before, and refuse us
         if child.template is not None and not ready_base and _waits(child, there, template_hash):

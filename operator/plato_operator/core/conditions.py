@@ -226,6 +226,8 @@ def _dependencies(work: Work) -> tuple[bool | None, str, str]:
 
 def refusal(work: Work, kind: str = "PlatoCluster", name: str = "") -> tuple[str, str] | None:
     """(reason, message) of the first child that was refused, of a pool or a shard only its own; None: all were taken."""
+    if work.snap.shared and kind == "PlatoCluster":
+        return "NotAlone", work.snap.shared
     if not work.snap.refusals:
         return None
     owners = {(c.kind, c.name): (c.owner_kind, c.owner) for c in wanted(work)}

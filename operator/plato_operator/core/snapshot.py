@@ -196,7 +196,8 @@ class Snapshot:
     no kid; no process takes them. refusals: {(kind, name) of a child: (reason, message)} of
     the last try to apply it, while it fails; reason InvalidOverlay, QuotaExceeded, Forbidden, CRDTooOld,
     NameTaken or ApplyRefused.
-    node_cidrs: where nodes' addresses lie, for the NetworkPolicy; empty: not known.
+    node_cidrs: where nodes' addresses lie, for the NetworkPolicy; empty: not known. shared: in words, what an earlier
+    PlatoCluster has that must be one's own; empty: nothing.
     """
 
     now_ms: int
@@ -217,6 +218,7 @@ class Snapshot:
     node_cidrs: tuple[str, ...] = ()
     last_connections: Mapping[str, int] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
+    shared: str = ""
 
 
 def shard_pod(shard: str) -> str:

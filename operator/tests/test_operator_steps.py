@@ -447,6 +447,25 @@ def test_a_stale_cache_retires_nobody_and_turns_no_shard_back(world: World) -> N
 
 
 @pytest.mark.planner
+def test_o04_an_evicted_pod_that_stays_as_failed_leaves_the_record(world: World) -> None:
+    """A node under pressure evicts a msg pod, and nobody deletes the object: its id would be held for ever, its address
+    asked by every shard. Its id rests first, and its version is nobody's."""
+    snap = world.snapshot(world.leader)
+    name, msg = next(iter(record(world).msgs.items()))
+    pods = {**snap.pods, name: replace(snap.pods[name], phase="Failed", running=False, ready=False)}
+    plan = one_pass(replace(snap, pods=pods))
+    assert plan.write is not None
+    written = plan.write.topology
+    assert name not in written.msgs
+    assert written.resting[msg.worker_id].uid == msg.uid
+    old = {**pods, name: replace(pods[name], version="0")}
+    again = one_pass(replace(snap, pods=old, topology=written))
+    assert again.cluster_status is not None
+    assert again.cluster_status.version == snap.cluster.spec.version
+    assert again.write is None
+    assert again.applies == ()
+
+
 def test_o04_no_id_returns_inside_its_rest_and_exhaustion_waits(world: World) -> None:
     assert world.topology is not None
     held = {g.worker_id for g in world.topology.gateways.values()} | {m.worker_id for m in world.topology.msgs.values()}

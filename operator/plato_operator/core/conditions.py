@@ -24,7 +24,7 @@ from plato_operator.core.drains import FORCE_AFTER_MS
 from plato_operator.core.moves import wanted_weights
 from plato_operator.core.repair import repaired
 from plato_operator.core.rollout import ipconfig_done, msg_done, outdated_shards, settled, state_done
-from plato_operator.core.snapshot import IPCONFIG, MSG, STATE, Pod, Pool, Shard, Snapshot, shard_pod
+from plato_operator.core.snapshot import ENDED, IPCONFIG, MSG, STATE, Pod, Pool, Shard, Snapshot, shard_pod
 from plato_operator.core.work import Work, is_lost, record_of
 
 STALE_AFTER_S = 30
@@ -244,7 +244,8 @@ def _version(work: Work, rolling: bool) -> str:
     """The version that every pod runs; while they differ, the one before. Pools with a version of their own don't count."""
     cluster = work.snap.cluster
     canaries = {p.name for p in work.snap.pools.values() if p.spec.version}
-    found = {pod.version for pod in work.snap.pods.values() if pod.version and pod.owner not in canaries}
+    living = [pod for pod in work.snap.pods.values() if pod.phase not in ENDED]
+    found = {pod.version for pod in living if pod.version and pod.owner not in canaries}
     before = sorted(found - {cluster.spec.version})
     if before:
         return before[0]

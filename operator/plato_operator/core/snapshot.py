@@ -17,6 +17,8 @@ from plato.topology.record import Topology
 from plato.topology.slots import Span
 
 GATEWAY, STATE, MSG, IPCONFIG = "gateway", "state", "msg", "ipconfig"
+ENDED = ("Failed", "Succeeded")
+"""Phases that a pod never leaves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -387,6 +387,14 @@ async def test_an_event_is_one_object_however_often_it_happens() -> None:
     assert len(api.writes) == 4
 
 
+async def test_a_note_is_cut_by_bytes() -> None:
+    """The API server counts those, and would refuse the event."""
+    api = Api()
+    event = Event("Pod", "demo-edge-2", "Warning", "X", "ä" * 2_000)
+    await Events(cast(Kube, api), "ns", "me", Clock()).tell(event, view().objects)
+    assert api.writes[0][3]["note"] == "ä" * 512
+
+
 async def test_an_event_that_cannot_be_written_is_no_trouble() -> None:
     """It is a log line."""
     api = Api()

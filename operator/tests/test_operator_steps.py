@@ -97,6 +97,7 @@ def test_o05_two_operators_with_leases_of_their_own_do_not_claim_by_turns(world:
     assert told == {"AnotherOperator"}
 
 
+@pytest.mark.planner
 def test_o02_a_pending_tail_that_never_registered_goes_at_once(world: World) -> None:
     for node in list(world.api.nodes):
         world.api.nodes[node] = replace(world.api.nodes[node], unschedulable=True)
@@ -466,6 +467,7 @@ def test_o04_an_evicted_pod_that_stays_as_failed_leaves_the_record(world: World)
     assert again.applies == ()
 
 
+@pytest.mark.planner
 def test_o04_no_id_returns_inside_its_rest_and_exhaustion_waits(world: World) -> None:
     assert world.topology is not None
     held = {g.worker_id for g in world.topology.gateways.values()} | {m.worker_id for m in world.topology.msgs.values()}

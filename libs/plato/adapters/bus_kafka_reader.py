@@ -341,8 +341,8 @@ class KafkaBusReader:
         # Where its beginning is now, our last `trim` does not say any more.
         self._trimmed.pop(partition, None)
         why = (
-            f"partition {partition} of topic {self._config.topic} is stopped: position {tail.stopped_at} is next, and the log"
-            " does not hold it (records were deleted before they were taken, or the topic was made anew); see docs/kafka.md"
+            f"partition {partition} of topic {self._config.topic} is stopped: position {tail.stopped_at} is next, and the"
+            " log does not hold it (records were deleted before they were taken, or the topic was made anew); see docs/kafka.md"
         )
         tail.paused = True
         consumer.pause(self._at(partition))
@@ -354,8 +354,8 @@ class KafkaBusReader:
     def _set_back(self, consumer: AIOKafkaConsumer, partition: int) -> None:
         tail = self._tails[partition]
         tail.stopped = (
-            f"partition {partition} of topic {self._config.topic} is stopped: position {tail.stopped_at} is next, and the log"
-            " was set back and has grown anew: what was appended since lies before that position; see docs/kafka.md"
+            f"partition {partition} of topic {self._config.topic} is stopped: position {tail.stopped_at} is next, and the"
+            " log was set back and has grown anew: what was appended since lies before that position; see docs/kafka.md"
         )
         tail.paused = True
         consumer.pause(self._at(partition))

@@ -342,7 +342,8 @@ class KafkaBusReader:
         self._trimmed.pop(partition, None)
         why = (
             f"partition {partition} of topic {self._config.topic} is stopped: position {tail.stopped_at} is next, and the"
-            " log does not hold it (records were deleted before they were taken, or the topic was made anew); see docs/kafka.md"
+            " log does not hold it (records were deleted before they were taken, or the topic was made anew); see"
+            " docs/kafka.md"
         )
         tail.paused = True
         consumer.pause(self._at(partition))

@@ -262,3 +262,29 @@ async def test_a_part_that_is_cancelled_by_its_owner_just_ends() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_a_socket_that_brings_no_whole_head_is_closed_however_often_it_says_a_byte(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one peer takes all descriptors, and who asks for the list of gateways finds the door shut."""
+    monkeypatch.setattr(admin, "HEAD_S", 0.2)
+    port = _free_port()
+    server = admin.HttpServer(admin.app(lambda: ""), "127.0.0.1", port)
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        if sent:
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            await reader.readexactly(3)
+        end = asyncio.create_task(reader.read())
+        async with asyncio.timeout(20):
+            while not end.done():
+                writer.write(b"G")
+                await asyncio.sleep(0.02)
+        assert end.exception() is not None or end.result() == b""
+        writer.close()
+    finally:
+        await server.stop()

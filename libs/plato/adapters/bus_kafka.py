@@ -60,9 +60,11 @@ class KafkaBusProducer:
         if not portions:
             return
         async with contextlib.AsyncExitStack() as turns:
-            for partition in portions:  # in ascending order, so that two appends never wait for each other
-                await turns.enter_async_context(self._turns[partition])
             with translated(f"append to {self._config.topic}, {self._config.where()}"):
+                # While no broker answers, each one before this takes its whole time: nobody waits for all of theirs.
+                async with asyncio.timeout(self.timeout_s):
+                    for partition in portions:  # in ascending order, so that two appends never wait for each other
+                        await turns.enter_async_context(self._turns[partition])
                 async with asyncio.timeout(self.timeout_s):
                     producer = await self._open()
                     try:

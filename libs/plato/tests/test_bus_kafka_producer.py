@@ -48,6 +48,9 @@ class Broker:
         self.partitions = partitions
         self.most_bytes = most_bytes
         self.log: list[tuple[int, bytes]] = []
+        self.mute = False
+        """It answers nothing."""
+        self.asked = 0
 
     def producer(self, *, max_batch_size: int, **_: Any) -> Any:
         """In place of AIOKafkaProducer."""
@@ -83,7 +86,10 @@ class Producer:
     async def send_batch(self, batch: Batch, topic: str, *, partition: int) -> asyncio.Future[None]:
         """See aiokafka."""
         future = asyncio.get_running_loop().create_future()
-        if batch.size_bytes > self.broker.most_bytes:
+        self.broker.asked += 1
+        if self.broker.mute:
+            pass
+        elif batch.size_bytes > self.broker.most_bytes:
             future.set_exception(MessageSizeTooLargeError())
         else:
             self.broker.log += [(partition, record) for record in batch.records]
@@ -132,4 +138,21 @@ async def test_a_topic_that_was_made_anew_with_fewer_partitions_takes_nothing(
     with pytest.raises(Unavailable, match=f"has partitions 1, not {PARTITIONS}"):
         await producer.append({0: [b"x"]})
     assert broker.log == []
+    await producer.close()
+
+
+async def test_appends_that_wait_for_their_turn_are_told_in_time_while_no_broker_answers(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each before it takes its whole time: the hundredth caller of the HTTP API would wait for a hundred times that."""
+    broker = Broker()
+    broker.mute = True
+    monkeypatch.setattr(bus_kafka, "AIOKafkaProducer", broker.producer)
+    producer = KafkaBusProducer(config, PARTITIONS, timeout_s=0.2)
+    found = await asyncio.gather(*(producer.append({0: [b"%d" % n]}) for n in range(20)), return_exceptions=True)
+    assert all(isinstance(one, Unavailable) for one in found)
+    assert broker.asked < 10, "most were told while they waited"
+    broker.mute = False
+    await producer.append({0: [b"x"]})
+    assert broker.log == [(0, b"x")]
     await producer.close()

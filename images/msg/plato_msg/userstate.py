@@ -118,12 +118,14 @@ class UserStates:
         max_frame_bytes: int = 65_536,
         sources: Sequence[Source] = (),
         merge_s: float = MERGE_S,
+        lists: Database | None = None,
     ) -> None:
-        """push_members_max: in larger conversations nobody is told who types."""
+        """push_members_max: in larger conversations nobody is told who types. lists: for what only HTTP reads; None: as
+        database."""
         self._state_bytes = (max_frame_bytes - FRAME_ROOM_BYTES) // 2
         self._entries = min(ENTRIES, self._state_bytes // ENTRY_BYTES - 1)
         self._store = PgUserStates(database, self._entries)
-        self._lists = PgLists(database)
+        self._lists = PgLists(lists or database)
         self._routes = routes
         self._downlink = downlink
         self._teller = Teller(downlink)

@@ -5,12 +5,14 @@
                          routes that allow that
 
 A limit per person (msg.api_user_per_s), and per server (msg.api_server_per_s); it is charged before anything is read.
-Memory: the buckets, see plato.core.rates.
+What is read for one user is read READS_AT_ONCE at a time (`in_turn`, on every route): the others wait, or are refused.
+Memory: the buckets, see plato.core.rates, and an entry per user who is answered now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -24,10 +26,15 @@ from plato.ports import TokenVerifier
 from starlette.requests import Request
 
 from plato_msg.api.problems import Problem
+from plato_msg.turns import TooMany, Turns
 
 SERVER_SCOPE: Final = "server"
 BURST_S: Final = 4
 """So many seconds' worth of requests may come at once."""
+READS_AT_ONCE: Final = 2
+READS_IN_ALL: Final = 16
+"""Reads for one user: under way, and with those that wait. There are more connections than READS_AT_ONCE."""
+RETRY_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ class Door:
         self._users: Buckets[str] = Buckets(user_per_s, user_per_s * BURST_S)
         self._servers: Buckets[str] = Buckets(server_per_s, server_per_s * BURST_S)
         self._now_ms = now_ms
+        self.reads = Turns(READS_AT_ONCE, READS_IN_ALL, RETRY_MS)
 
     def admit(self, token: str, acts_for: str) -> Caller:
         """Raises Problem."""
@@ -97,6 +105,7 @@ class Door:
         buckets.charge(key, now_ms)
 
 
+_READS: Final = frozenset({"GET", "HEAD"})
 _BEARER: Final = HTTPBearer(auto_error=False, description="A token as for a gateway: docs/http-api.md.")
 
 
@@ -112,6 +121,20 @@ async def caller(
 
 AnyCaller = Annotated[Caller, Depends(caller)]
 """A person, or a server, for somebody or with authority."""
+
+
+async def in_turn(request: Request, who: AnyCaller) -> AsyncIterator[None]:
+    """Around every route: reads of one user take turns. Not those of a server that acts for nobody. Raises Problem: 429."""
+    if request.method not in _READS or not who.user:
+        yield
+        return
+    door: Door = request.app.state.door
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(door.reads.of(who.user))
+        except TooMany as e:
+            raise Problem(e.code, e.words, retry_ms=e.retry_ms) from e
+        yield
 
 
 async def person(who: AnyCaller) -> str:

@@ -14,6 +14,7 @@ import asyncio
 import uuid
 from typing import Final, NamedTuple
 
+from plato.api import names
 from plato.core.codes import Code
 from plato.core.conversations import partition_of
 from plato.core.errors import Unavailable
@@ -24,8 +25,9 @@ from plato.wire.v1.bus_pb2 import Record
 from plato_msg.core.batch import Key, Outcome
 from plato_msg.store_pg import PgMsgStore
 
-ADMIN: Final = "admin"
-"""from_user of what administrators do. Whoever issues tokens gives nobody this name."""
+ADMIN: Final = names.ADMIN_USER
+"""from_user of what administrators do. A person of this name would be taken for them, and by a record of his with the key of
+an order to come that order would be answered: so no token and no header names it."""
 WAIT_S: Final = 2.0
 POLL_S: Final = 0.02
 _NAMESPACE: Final = uuid.UUID("6f1c3d0e-6f0a-5b0e-9d0c-2f6b8b0c7a51")

@@ -25,6 +25,8 @@ LOCAL_PORT_STEP: Final = 10
 WS_PATH: Final = "/ws"
 POLL_PATH: Final = "/poll"
 GUEST_PREFIX: Final = "guest:"
+ADMIN_USER: Final = "admin"
+"""from_user of what administrators, and servers with authority, do. No token and no header may name it."""
 
 GROUP: Final = "plato.im"
 VERSION: Final = "v1alpha1"

@@ -8,6 +8,8 @@ import re
 from typing import Final
 from zlib import crc32
 
+from plato.api import names
+
 MAX_ID_BYTES: Final = 64
 MAX_TITLE_BYTES: Final = 128
 DIALOGUE_PREFIX: Final = "d:"
@@ -34,6 +36,17 @@ def group_id(creator: str, client_msg_id: bytes) -> str:
 def is_user_id(user: str) -> bool:
     """1 to 64 bytes of UTF-8 without a control character."""
     return _is_name(user)
+
+
+def why_no_person(user: str) -> str:
+    """Why nobody may speak as this user; "": a person may."""
+    if not is_user_id(user):
+        return "is no user_id: 1 to 64 bytes of UTF-8 without control characters"
+    if user.startswith(names.GUEST_PREFIX):
+        return f"begins with {names.GUEST_PREFIX}, as only guests do"
+    if user == names.ADMIN_USER:
+        return f"is {names.ADMIN_USER}, which is kept for what administrators do"
+    return ""
 
 
 def is_conversation_id(conversation: str) -> bool:

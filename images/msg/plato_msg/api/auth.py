@@ -19,7 +19,7 @@ from typing import Annotated, Final
 from fastapi import Depends, Header, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from plato.core.codes import Code
-from plato.core.conversations import is_user_id
+from plato.core.conversations import why_no_person
 from plato.core.errors import PeerError
 from plato.core.rates import Buckets
 from plato.ports import TokenVerifier
@@ -74,8 +74,8 @@ class Door:
             if acts_for not in ("", claims.user):
                 raise Problem(Code.NOT_ALLOWED, "this token acts for its own user only; Plato-User is for servers")
             return Caller(claims.user)
-        if acts_for and not is_user_id(acts_for):
-            raise Problem(Code.MALFORMED, "Plato-User must be 1 to 64 bytes of UTF-8 without control characters")
+        if acts_for and (why := why_no_person(acts_for)):
+            raise Problem(Code.MALFORMED, f"Plato-User {why}")
         return Caller(acts_for, True)
 
     def look(self, token: str) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from zlib import crc32
 
 from plato.api import names
+from plato.core.visible import is_plain
 
 MAX_ID_BYTES: Final = 64
 MAX_TITLE_BYTES: Final = 128
@@ -46,6 +47,8 @@ def why_no_person(user: str) -> str:
         return f"begins with {names.GUEST_PREFIX}, as only guests do"
     if user == names.ADMIN_USER:
         return f"is {names.ADMIN_USER}, which is kept for what administrators do"
+    if not is_plain(user):
+        return "holds what shows nothing, or turns the direction of text"
     return ""
 
 
@@ -55,12 +58,12 @@ def is_conversation_id(conversation: str) -> bool:
 
 
 def is_title(title: str) -> bool:
-    """At most 128 bytes of UTF-8 without a control character; may be empty."""
+    """At most 128 bytes of UTF-8, plain (plato.core.visible); may be empty, but not look so."""
     try:
         size = len(title.encode())
     except UnicodeEncodeError:
         return False
-    return size <= MAX_TITLE_BYTES and _CONTROL(title) is None
+    return size <= MAX_TITLE_BYTES and is_plain(title) and (not title or not title.isspace())
 
 
 def is_open_id(conversation: str) -> bool:

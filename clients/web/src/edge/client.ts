@@ -8,6 +8,7 @@ import { dialogueId, groupId, isName } from "../core/conversations";
 import { MsgType, operationBody, type Role } from "../core/content";
 import { type Effects, type Entry, type Friend, type Notice, type Row, type State, effectsAny } from "../core/model";
 import type { Thread } from "../core/inbox";
+import { plain } from "../core/visible";
 import { Machine } from "../core/session";
 import { Access, type TokenProvider } from "./access";
 import { Links } from "./links";
@@ -151,7 +152,7 @@ export class Client {
   async createGroup(title: string, users: string[]): Promise<string> {
     const key = crypto.getRandomValues(new Uint8Array(16));
     const id = groupId(this.user, key);
-    await this.put(id, "", MsgType.GROUP_CREATE, operationBody({ title, users }), hex(key));
+    await this.put(id, "", MsgType.GROUP_CREATE, operationBody({ title: plain(title), users }), hex(key));
     return id;
   }
 
@@ -168,7 +169,7 @@ export class Client {
   }
 
   rename(conversationId: string, title: string): Promise<Entry> {
-    return this.put(conversationId, "", MsgType.GROUP_RENAME, operationBody({ title }));
+    return this.put(conversationId, "", MsgType.GROUP_RENAME, operationBody({ title: plain(title) }));
   }
 
   giveRole(conversationId: string, user: string, role: Role): Promise<Entry> {

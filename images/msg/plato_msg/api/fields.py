@@ -16,6 +16,7 @@ from fastapi import Depends, Header, Path
 from plato.core.codes import Code
 from plato.core.conversations import is_user_id
 from plato.core.ids import MAX_ID
+from plato.core.visible import plain
 from plato.wire.v1 import content_pb2 as content
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -111,7 +112,7 @@ class AttachmentIn(Given):
     """A reference, as the upload answered it."""
 
     attachment_id: str = Field(max_length=64)
-    name: str = Field("", max_length=256)
+    name: Annotated[str, AfterValidator(plain)] = Field("", max_length=256)
     media_type: str = Field("", max_length=128)
     size_bytes: int = Field(0, ge=0, le=MAX_ID)
     width: int = Field(0, ge=0, le=2**32 - 1)

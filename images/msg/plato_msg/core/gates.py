@@ -31,7 +31,7 @@ class Gates:
         if self.unwelcome and _asks(u) and (u.conversation_id, u.from_user) in self.unwelcome:
             return Code.NOT_WELCOME
         named = references.of(u)
-        if len(named) > references.MOST:
+        if len(named) > references.MOST or (named and references.misleads(u)):
             return Code.BAD_OPERATION
         if any((u.from_user, attachment_id) not in self.readable for attachment_id in named):
             return Code.ATTACHMENT_UNKNOWN

@@ -91,7 +91,7 @@ class Operations:
         outcome = await self._outcome((conversation_id, user, client_msg_id))
         if outcome is None:
             return Sent(int(Code.PENDING))
-        return Sent(outcome.code, outcome.msg_id, outcome.seq, outcome.server_at_ms, outcome.words)
+        return _sent(outcome)
 
     async def operate(
         self,
@@ -107,6 +107,14 @@ class Operations:
         return await self.send(
             user, conversation_id, msg_type, operation.SerializeToString(), client_msg_id, authority=authority
         )
+
+    async def first(self, user: str, conversation_id: str, client_msg_id: bytes) -> Sent | None:
+        """What was decided on a record of this key; None: there is none that was. For what is sent again and would be
+        refused by what holds now. Whatever made it so came behind that record, in the same partition, so its outcome is
+        there."""
+        key = conversation_id, user, client_msg_id
+        outcome = (await self._store.outcomes([key])).get(key)
+        return _sent(outcome) if outcome is not None else None
 
     async def _outcome(self, key: Key) -> Outcome | None:
         """What was decided; None: nothing yet."""
@@ -137,3 +145,7 @@ class Operations:
                         future.set_result(outcome)
         finally:
             self._asking = None
+
+
+def _sent(outcome: Outcome) -> Sent:
+    return Sent(outcome.code, outcome.msg_id, outcome.seq, outcome.server_at_ms, outcome.words)

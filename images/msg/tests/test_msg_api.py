@@ -226,6 +226,20 @@ async def test_an_id_may_hold_a_slash() -> None:
     assert answer.json()["messages"][0]["msg_id"] == str(2**60), "ids are text"
 
 
+@pytest.mark.parametrize(
+    "odd",
+    ["%01", "%00", "%0A", "%7F", "%C2%85", "%FF", "%C3", "%ED%A0%80", "a%2Fb%01"],
+    ids=lambda odd: odd.replace("%", "_"),
+)
+async def test_a_path_with_what_no_id_holds_is_refused_in_words(odd: str) -> None:
+    world = World()
+    async with world.client() as client:
+        for path in (f"/v1/conversations/g%3Aa{odd}b/messages", f"/v1/conversations/room/messages{odd}", f"/v1/{odd}"):
+            assert "control character" in refused(await client.get(path), 400, Code.MALFORMED)["detail"]
+        assert not world.pulls.asked
+        assert (await client.get("/v1/conversations/%D0%B6%20%25/messages")).json()["conversation_id"] == "ж %"
+
+
 # ── one contract with PULL ───────────────────────────────────────────────────────────────────────────────────
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -13,11 +14,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_S: Final = 10.0
 """A request's head is whole within so long: from the open socket, or from the answer before."""
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 NotReady = Callable[[], str]
 """Says why this process does not serve now; "" when it does."""
 
@@ -82,6 +85,20 @@ class _Http(H11Protocol):
             self.transport.close()
 
 
+class PlainPaths:
+    """Has no path with a control character in it, escaped or not, be taken for one without: a router's pattern ends before a
+    line end, and what a proxy keeps from strangers by its path would be reached with one behind it."""
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] == "http" and _CONTROL.search(scope["path"]):
+            scope = {**scope, "path": _CONTROL.sub("\x00", scope["path"])}
+        await self._application(scope, receive, send)
+
+
 class HttpServer:
     """Serves an ASGI application inside this loop. `start` raises OSError (port in use) at once; `stop` ends it."""
 
@@ -96,7 +113,7 @@ class HttpServer:
     ) -> None:
         """proxies: whether a proxy on loopback may say whose request it brings; off where the application decides that."""
         config = uvicorn.Config(
-            application,
+            PlainPaths(application),
             host=host,
             port=port,
             log_config=None,

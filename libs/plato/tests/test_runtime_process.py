@@ -212,6 +212,10 @@ async def test_admin_tells_health_readiness_with_its_reason_and_metrics() -> Non
         assert (status, json.loads(body)) == (200, {"ready": True, "reason": ""})
         assert "# TYPE python_info gauge" in (await _get(port, "/metrics"))[1]
         assert await _get(port, "/more") == (200, "more")
+        for odd in ("%0A", "%0D%0A", "%01", "%E2%80%A8", "%00"):
+            assert (await _get(port, f"/more{odd}"))[0] == 404, (
+                "it is another path, for who keeps paths from strangers too"
+            )
     finally:
         await server.stop()
     with pytest.raises(aiohttp.ClientError):

@@ -548,10 +548,12 @@ class Client(Views, Operations):
 
     async def _page(self, ref: int) -> tuple[Row, ...] | None:
         """The platform's answer to a history request; None: it did not come."""
-        page = self._pages[ref] = self._loop.create_future()
+        page: asyncio.Future[tuple[Row, ...] | None] = self._loop.create_future()
+        self._pages[ref] = page
         self._poke()
         try:
-            return await asyncio.wait_for(page, HISTORY_S)
+            async with asyncio.timeout(HISTORY_S):
+                return await page
         except TimeoutError:
             return None
         finally:

@@ -41,7 +41,7 @@ from plato_msg.texts_pg import PgTexts
 PIPELINE_CONNECTIONS = 4
 READ_CONNECTIONS = 4
 """For what clients' frames ask, and for what HTTP writes."""
-HTTP_CONNECTIONS = 4
+HTTP_CONNECTIONS = 3
 """For what is read by HTTP, so that lists and pages of history wait for each other and no client waits for them."""
 SEARCH_CONNECTIONS = 2
 TEXT_CONNECTIONS = 1

@@ -101,7 +101,8 @@ class MsgService:
             max_frame_bytes=options.max_frame_bytes,
             hot_pulls_per_s=options.hot_pulls_per_s,
         )
-        by_http = GuardedConnections(asked or reads, self.guard)
+        # A guard of its own: a list that takes too long must not have the clients' Syncs refused.
+        by_http = GuardedConnections(asked or reads, Guard("the database", metrics.BREAKER_REFUSED.inc))
         self.feed = Feed(by_http, options.partitions) if keeps_events else None
         self.reads = Reads(self.history, options.read_calm_ms)
         self.http_reads = Reads(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -20,6 +21,7 @@ from plato.wire.v1 import content_pb2 as content
 from plato.wire.v1.bus_pb2 import GroupChange, Record
 from plato_msg import search as searching
 from plato_msg import texts as indexing
+from plato_msg import texts_pg
 from plato_msg.core import words
 from plato_msg.core.batch import Plan
 from plato_msg.search import Crowded, Question, Search, Slow
@@ -232,6 +234,53 @@ async def test_a_page_of_many_conversations_is_the_newest_of_all_of_them(
         assert not left_out
         said += [hit.message.said for hit in hits]
     assert said == newest
+
+
+async def test_who_is_in_thousands_of_groups_finds_a_common_word_in_time_on_every_page(
+    c: Cluster, database: Database
+) -> None:
+    groups, each = 3_000, 8
+    await c.execute(
+        f"""
+        INSERT INTO im_member (conversation_id, user_id) SELECT 'g:' || n, 'ann' FROM generate_series(1, {groups}) n;
+        INSERT INTO im_message (msg_id, conversation_id, seq, prev_seq, from_user, msg_type, body, client_msg_id, server_at)
+            SELECT s * {groups} + n, 'g:' || n, s, s - 1, 'ben', 0, 'hello', int8send(s * {groups} + n), now()
+            FROM generate_series(1, {groups}) n, generate_series(1, {each}) s;
+        INSERT INTO im_text SELECT conversation_id, seq, msg_id, 0, 'hello', array_to_tsvector(
+            ARRAY['hello', '=' || left(encode(sha256(convert_to(conversation_id, 'UTF8')), 'hex'), 12)]) FROM im_message
+        """
+    )
+    lexemes = await c.fetch("SELECT DISTINCT (tsvector_to_array(words))[1] FROM im_text WHERE conversation_id = 'g:1'")
+    assert lexemes == [words.conversation("g:1")], "as the index writes them"
+    search = Search(PgTexts(database), within_ms=8_000)
+    newest = groups * (each + 1)
+    for below in (MAX_ID, newest - 500, newest // 2):
+        page = await search.page("ann", Question("hello"), below, 30)
+        first = min(newest, below - 1)
+        assert [hit.message.msg_id for hit in page.hits] == list(range(first, first - 30, -1))
+        assert (page.below, page.left_out) == (first - 29, "")
+    part = [f"g:{n}" for n in range(1, searching.PART + 1)]
+    async with database.connection() as connection:
+        said = await connection.fetchval(
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {texts_pg._LOOK}",
+            "ann",
+            words.tsquery(words.terms("hello"), part),
+            MAX_ID,
+            "",
+            0,
+            0,
+            searching.PART_KEYS,
+        )
+    looked_up = [loops for table, loops in scans(json.loads(said)[0]["Plan"]) if table == "im_message"]
+    assert sum(looked_up) <= searching.PART_KEYS + 1 < searching.PART * each, "until the page is full, and no further"
+
+
+def scans(plan: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """(table, how often) of each scan of a plan."""
+    if "Relation Name" in plan:
+        yield plan["Relation Name"], plan["Actual Loops"]
+    for below in plan.get("Plans", ()):
+        yield from scans(below)
 
 
 class Messages:

@@ -35,6 +35,7 @@ READS_AT_ONCE: Final = 2
 READS_IN_ALL: Final = 16
 """Reads for one user: under way, and with those that wait. There are more connections than READS_AT_ONCE."""
 RETRY_MS: Final = 500
+WAITS: Final = "/v1/events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +125,9 @@ AnyCaller = Annotated[Caller, Depends(caller)]
 
 
 async def in_turn(request: Request, who: AnyCaller) -> AsyncIterator[None]:
-    """Around every route: reads of one user take turns. Not those of a server that acts for nobody. Raises Problem: 429."""
-    if request.method not in _READS or not who.user:
+    """Around every route: reads of one user take turns. Not those of a server that acts for nobody, and not where a request
+    waits for events. Raises Problem: 429."""
+    if request.method not in _READS or not who.user or request.scope["path"] == WAITS:
         yield
         return
     door: Door = request.app.state.door

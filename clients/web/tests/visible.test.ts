@@ -2,6 +2,7 @@
 import { readFileSync } from "node:fs";
 import { create, fromBinary } from "@bufbuild/protobuf";
 import { describe, expect, it } from "vitest";
+import { isName } from "../src/core/conversations";
 import { saidBody } from "../src/core/content";
 import { plain } from "../src/core/visible";
 import { AttachmentSchema, RichSchema } from "../src/wire/content_pb";
@@ -13,6 +14,10 @@ describe("what may stand in a name", () => {
     expect(cases.length).toBeGreaterThan(30);
     for (const one of cases) expect([one.given, plain(one.given)]).toEqual([one.given, one.plain]);
     for (const one of cases) expect(plain(one.plain)).toBe(one.plain);
+  });
+
+  it("is what users are called", () => {
+    for (const one of cases) if (one.plain !== "" && !one.given.includes("\u0000")) expect(isName(one.given)).toBe(one.given === one.plain);
   });
 
   it("is what attachments are sent with", () => {

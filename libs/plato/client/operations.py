@@ -134,7 +134,7 @@ def _users(users: Iterable[str]) -> tuple[str, ...]:
     named = tuple(dict.fromkeys(users))
     for user in named:
         if not is_user_id(user):
-            raise ValueError(f"user {user!r}: 1 to 64 bytes of UTF-8 without control characters")
+            raise ValueError(f"user {user!r}: 1 to 64 bytes of UTF-8 without control or invisible characters")
     return named
 
 

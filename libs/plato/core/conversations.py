@@ -35,26 +35,24 @@ def group_id(creator: str, client_msg_id: bytes) -> str:
 
 
 def is_user_id(user: str) -> bool:
-    """1 to 64 bytes of UTF-8 without a control character."""
-    return _is_name(user)
+    """1 to 64 bytes of UTF-8, plain (plato.core.visible): no two of them look alike but for their letters."""
+    return _fits(user) and is_plain(user)
 
 
 def why_no_person(user: str) -> str:
     """Why nobody may speak as this user; "": a person may."""
     if not is_user_id(user):
-        return "is no user_id: 1 to 64 bytes of UTF-8 without control characters"
+        return "is no user_id: 1 to 64 bytes of UTF-8 without what is not seen or turns the direction of text"
     if user.startswith(names.GUEST_PREFIX):
         return f"begins with {names.GUEST_PREFIX}, as only guests do"
     if user == names.ADMIN_USER:
         return f"is {names.ADMIN_USER}, which is kept for what administrators do"
-    if not is_plain(user):
-        return "holds what shows nothing, or turns the direction of text"
     return ""
 
 
 def is_conversation_id(conversation: str) -> bool:
     """1 to 64 bytes of UTF-8 without a control character."""
-    return _is_name(conversation)
+    return _fits(conversation) and _CONTROL(conversation) is None
 
 
 def is_title(title: str) -> bool:
@@ -76,9 +74,9 @@ def partition_of(conversation: str, partitions: int) -> int:
     return crc32(conversation.encode()) % partitions
 
 
-def _is_name(name: str) -> bool:
+def _fits(name: str) -> bool:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:  # a lone surrogate
         return False
-    return 1 <= size <= MAX_ID_BYTES and _CONTROL(name) is None
+    return 1 <= size <= MAX_ID_BYTES

@@ -1,4 +1,4 @@
-"""What may stand in a name that people read: titles, names of files, user_ids of tokens. What shows nothing, and what turns
+"""What may stand in a name that people read: titles, names of files, user_ids. What shows nothing, and what turns
 the direction of text, makes two names look alike, or one look like another kind of file; it is taken away, or refused.
 
     never         controls, marks and overrides of direction, zero-width spaces, fillers, tags by themselves

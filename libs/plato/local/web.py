@@ -83,7 +83,7 @@ def application(
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return refused(400, 'send {"name": "alice"}')
         if not is_user_id(name):
-            return refused(400, "a name has 1 to 64 bytes and no control characters")
+            return refused(400, "a name has 1 to 64 bytes and no control or invisible characters")
         try:
             token = make_token(folder, settings.auth, name, TOKEN_S)
         except LocalError as e:

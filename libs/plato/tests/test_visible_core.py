@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plato.client.content import Attachment, Rich
 from plato.client.operations import _title
-from plato.core.conversations import is_title, why_no_person
+from plato.core.conversations import is_title, is_user_id, why_no_person
 from plato.core.visible import BEHIND, NEVER, is_plain, plain
 from plato.wire.v1 import content_pb2 as content
 
@@ -55,7 +55,8 @@ def test_a_title_that_looks_empty_is_none_and_an_empty_one_is() -> None:
 
 def test_nobody_speaks_under_a_name_that_looks_like_anothers() -> None:
     for name in ("ali\u200bce", "ali\u200dce", "\u202eecila", "alice\ufe0f", "\u3164"):
-        assert "shows nothing" in why_no_person(name)
+        assert "not seen" in why_no_person(name)
+        assert not is_user_id(name), "nor is it brought into a group"
     assert why_no_person("می\u200cخواهم") == ""
 
 

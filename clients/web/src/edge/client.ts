@@ -82,7 +82,7 @@ export class Client {
    * outbox. One client per user and browser at a time: see `alone`. Rejects when the browser keeps no data.
    */
   static async open(options: ClientOptions): Promise<Client> {
-    if (!isName(options.user)) throw new Error(`user ${options.user}: 1 to 64 bytes of UTF-8 without control characters`);
+    if (!isName(options.user)) throw new Error(`user ${options.user}: 1 to 64 bytes of UTF-8 without control or invisible characters`);
     const store = await Store.open(storeName(options.user), newDeviceId());
     const client = new Client(options, store);
     client.machine.start(nowMs());
@@ -142,7 +142,7 @@ export class Client {
     if (body.length > this.machine.timing.maxBodyBytes)
       throw new Error(`the message is too long: ${body.length} bytes, ${this.machine.timing.maxBodyBytes} are taken`);
     if ("user" in to) {
-      if (!isName(to.user)) throw new Error("a name has 1 to 64 bytes and no control characters");
+      if (!isName(to.user)) throw new Error("a name has 1 to 64 bytes and no control or invisible characters");
       return this.put(dialogueId(this.user, to.user), to.user, msgType, body);
     }
     return this.put(to.conversationId, "", msgType, body);

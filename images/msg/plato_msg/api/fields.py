@@ -68,7 +68,7 @@ def _slashes(given: object) -> object:
 def user_id(given: str) -> str:
     """Itself, or ValueError."""
     if not is_user_id(given):
-        raise ValueError("must be 1 to 64 bytes of UTF-8 without control characters")
+        raise ValueError("must be 1 to 64 bytes of UTF-8 without control or invisible characters")
     return given
 
 

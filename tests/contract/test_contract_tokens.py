@@ -59,7 +59,19 @@ def test_a_good_token_names_its_user(issued: Issued, user: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "token", ["", "fake:", "fake:guest:7", "fake:" + "x" * 65, "fake:a\x00", "alice", "a.b.c", "жук"]
+    "token",
+    [
+        "",
+        "fake:",
+        "fake:guest:7",
+        "fake:admin",
+        "fake+server:admin",
+        "fake:" + "x" * 65,
+        "fake:a\x00",
+        "alice",
+        "a.b.c",
+        "жук",
+    ],
 )
 def test_what_is_no_token_is_refused(issued: Issued, token: str) -> None:
     with pytest.raises(PeerError) as caught:
@@ -136,6 +148,8 @@ BAD: dict[str, tuple[Callable[[], str], Code]] = {
     "exp-is-huge-text": (lambda: signed(claims(exp="1e999")), Code.TOKEN_INVALID),
     "nbf-is-a-list": (lambda: signed(claims(nbf=[1])), Code.TOKEN_INVALID),
     "sub-is-a-guest": (lambda: signed(claims(sub="guest:7")), Code.TOKEN_INVALID),
+    "sub-is-an-administrators": (lambda: signed(claims(sub="admin")), Code.TOKEN_INVALID),
+    "sub-is-an-administrators-of-a-server": (lambda: signed(claims(sub="admin", scope="server")), Code.TOKEN_INVALID),
     "sub-is-empty": (lambda: signed(claims(sub="")), Code.TOKEN_INVALID),
     "sub-is-long": (lambda: signed(claims(sub="é" * 33)), Code.TOKEN_INVALID),
     "sub-has-nul": (lambda: signed(claims(sub="a\x00b")), Code.TOKEN_INVALID),
@@ -295,7 +309,7 @@ def test_the_development_key_is_made_once_for_us_only(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("user", ["", "guest:1", "x" * 65, "a\n"])
+@pytest.mark.parametrize("user", ["", "guest:1", "admin", "x" * 65, "a\n"])
 def test_issue_refuses_what_verify_would(keys: Path, user: str) -> None:
     with pytest.raises(SettingsError, match="cannot have a token"):
         issue(keys, "dev", user, "plato", "plato", 60)

@@ -43,6 +43,31 @@ def test_each_module_says_what_it_is(name: str) -> None:
         assert docstring, "the first lines of a module say what flows through it"
 
 
+def waits(source: str) -> list[int]:
+    """Lines with asyncio.wait_for: on Python 3.11 it loses a cancellation that comes when what it waits for is done."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="asyncio"), attr="wait_for", lineno=line):
+                found.append(line)
+            case ast.ImportFrom(module="asyncio", names=names, lineno=line) if any(n.name == "wait_for" for n in names):
+                found.append(line)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", [f for f in python_files(tests=False) if f.startswith(("libs/", "images/", "operator/"))]
+)
+def test_a_time_is_set_by_asyncio_timeout(name: str) -> None:
+    assert waits(text(name)) == [], f"{name}: write `async with asyncio.timeout(…)`"
+
+
+def test_the_search_for_wait_for_bites() -> None:
+    assert waits("import asyncio\nawait asyncio.wait_for(x, 1)\n") == [2]
+    assert waits("from asyncio import wait_for, sleep\n") == [1]
+    assert waits("await condition.wait_for(x)\n") == []
+
+
 def test_no_docstring_rule_is_switched_off_for_the_product() -> None:
     ruff = text("pyproject.toml").split("[tool.ruff.lint]")[1]
     ignored = set(re.findall(r'"(D1\d*)"', ruff.split("ignore = [")[1].split("]")[0]))

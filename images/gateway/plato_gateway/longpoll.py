@@ -48,6 +48,8 @@ ROOM_S: Final = 10.0
 STOP_S: Final = 1.0
 OVERLOADED_LAG_S: Final = 1.0
 SPARE_SOCKETS: Final = 256
+SOCKETS_EACH: Final = 3
+"""Of one connection: one to poll, one to send, one that is just closed. Where connections of an address are bounded."""
 PREFLIGHT_S: Final = 7_200
 
 _BYTES = ("content-type", "application/octet-stream")
@@ -151,6 +153,7 @@ class Polls:
             most_bytes=longpoll.HEAD_BYTES + longpoll.PAGE_BYTES + gateway.max_frame_bytes + 4,
             most_sockets=2 * gateway.poll_max_connections + SPARE_SOCKETS,
             first_s=gateway.login_timeout_ms / 1000,
+            most_each=SOCKETS_EACH * gateway.connections_per_address,
         )
 
     async def start(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,7 +15,7 @@ from plato.core.codes import Code, text
 from plato.wire.v1 import canned, client_pb2
 from plato_gateway import listeners
 from plato_gateway.core import lanes
-from plato_gateway.core.addresses import BURST_S, FULL_RETRY_MS, Addresses, key_of
+from plato_gateway.core.addresses import BURST_S, FULL_RETRY_MS, Addresses, key_of, part_of
 from plato_gateway.listeners import Listeners
 from plato_gateway.sockets import Sockets
 from plato_gateway.tls import CERTIFICATE, KEY, load
@@ -42,6 +43,19 @@ def test_an_address_has_so_many_connections_and_gets_one_when_one_ends() -> None
     addresses.gone("a")
     assert addresses.came("a", 1) == 0
     assert addresses.came("a", 1) == FULL_RETRY_MS
+
+
+@pytest.mark.parametrize(("most", "workers"), [(2, 2), (20, 2), (100, 8), (1_000, 4), (7, 1)])
+def test_an_address_below_its_bound_is_not_refused_for_how_chance_spreads_it_over_workers(
+    most: int, workers: int
+) -> None:
+    chance, refused = random.Random(7), 0
+    for _ in range(100):
+        parts = [Addresses(part_of(most, workers), 0) for _ in range(workers)]
+        refused += sum(parts[chance.randrange(workers)].came("a", 0) > 0 for _ in range(most))
+    assert refused <= most, "one in a hundred at most"
+    assert part_of(most, workers) * workers <= 2 * most + 4 * workers, "a bound it is all the same"
+    assert part_of(0, workers) == 0
 
 
 def test_connects_have_a_burst_then_a_pace_and_are_told_when() -> None:

@@ -21,8 +21,8 @@ ASK = b"POST /poll HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 class Transport(asyncio.Transport):
     """A client's socket, as asyncio's: what the client does not read waits, and the protocol is told."""
 
-    def __init__(self, protocol: HttpSocket) -> None:
-        super().__init__()
+    def __init__(self, protocol: HttpSocket, host: str = "192.0.2.1") -> None:
+        super().__init__({"peername": (host, 1)})
         self.protocol = protocol
         self.unread = 0
         self.ended = False
@@ -129,3 +129,28 @@ async def test_connections_that_the_worker_refused_take_nobodys_place(make_setti
         assert list(polls._open) == names[-2:], "what is over is kept for its last answer, bounded"
     finally:
         worker.close()
+
+
+async def test_sockets_of_one_address_are_bounded_where_its_connections_are() -> None:
+    """Else whoever opens them and says nothing takes the room of all others, bound or not."""
+
+    async def handler(_: Request) -> Response:
+        return Response(200)
+
+    server = HttpServer(handler, most_bytes=100, most_sockets=9, first_s=5.0, most_each=2)
+
+    def come(host: str) -> Transport:
+        protocol = HttpSocket(server)
+        transport = Transport(protocol, host)
+        protocol.connection_made(transport)
+        return transport
+
+    here = [come("192.0.2.1") for _ in range(4)]
+    assert [one.ended for one in here] == [False, False, True, True]
+    house = [come(f"2001:db8:1:2::{n}") for n in range(3)]
+    assert [one.ended for one in house] == [False, False, True], "an IPv6 house is one address"
+    here[0].abort()
+    assert not come("192.0.2.1").ended
+    for one in list(server.sockets):
+        one.connection_lost(None)
+    assert server._each == {}

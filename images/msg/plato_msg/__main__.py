@@ -42,7 +42,11 @@ from plato_msg.texts_pg import PgTexts
 
 PIPELINE_CONNECTIONS = 4
 READ_CONNECTIONS = 4
+"""For what clients' frames ask, and for what HTTP writes."""
+HTTP_CONNECTIONS = 3
+"""For what is read by HTTP, so that lists and pages of history wait for each other and no client waits for them."""
 SEARCH_CONNECTIONS = 2
+TEXT_CONNECTIONS = 1
 """For searches and for their index, so that neither takes one from anybody else."""
 HEAD_ROOM_BYTES = 2_048
 """What a frame keeps free for what is not the body, as the state shards have it."""
@@ -63,7 +67,9 @@ async def main(settings: Settings) -> int:
     info: dict[str, str] = {}
     database = Database(uri, schema, size=PIPELINE_CONNECTIONS)
     reads = Database(uri, schema, size=READ_CONNECTIONS)
+    asked = Database(uri, schema, size=HTTP_CONNECTIONS)
     searches = Database(uri, schema, size=SEARCH_CONNECTIONS)
+    texts = Database(uri, schema, size=TEXT_CONNECTIONS)
     topology = topology_source(settings.topology)
     bus = buses.reader(settings, database)
     orders = buses.producer(settings, reads)
@@ -106,12 +112,13 @@ async def main(settings: Settings) -> int:
         store.reservations,
         allocators.choose(settings.msg.allocator, PgMsgStore(database), store.counters),
         before,
-        searches if settings.msg.search else None,
+        texts if settings.msg.search else None,
+        asked,
     )
     told = webhooks.build(settings.msg, secret, service, reads, router)
     groups = Groups(orders, PgMsgStore(reads))
     blobs = blob_store(settings.attachments)
-    files = Attachments(PgAttachments(reads), blobs, Limits.of(settings.attachments))
+    files = Attachments(PgAttachments(asked), blobs, Limits.of(settings.attachments))
 
     def not_ready() -> str:
         return why[0] or service.not_ready()
@@ -128,11 +135,11 @@ async def main(settings: Settings) -> int:
         lambda: time.monotonic() * 1_000,
     )
     parts = routes.Parts(
-        pulls=service.reads,
+        pulls=service.http_reads,
         states=service.states,
         operations=Operations(orders, PgMsgStore(reads)),
-        conversations=Conversations(PgMsgStore(reads)),
-        devices=Devices(reads, router, store.sessions, shards, topology),
+        conversations=Conversations(PgMsgStore(asked)),
+        devices=Devices(asked, router, store.sessions, shards, topology),
         friends=service.friends,
         attachments=files,
         search=Search(PgTexts(searches), within_ms=settings.msg.search_ms) if settings.msg.search else None,
@@ -193,8 +200,8 @@ async def main(settings: Settings) -> int:
         await bus.close()
         await orders.close()
         await database.close()
-        await reads.close()
-        await searches.close()
+        for pool in (reads, asked, searches, texts):
+            await pool.close()
         if blobs is not None:
             await blobs.close()
         with contextlib.suppress(Unavailable):

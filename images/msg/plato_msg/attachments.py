@@ -24,6 +24,7 @@ from typing import Final
 
 from plato.core.codes import Code
 from plato.core.errors import PeerError, Unavailable
+from plato.core.visible import plain
 from plato.ports import BlobStore
 from plato.runtime import logs
 from plato.runtime.settings import AttachmentSettings
@@ -47,7 +48,7 @@ _TYPE: Final = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}/[a-z0-9][a-z0-9!#$&^
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 _UNSAFE: Final = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u200e\u200f\u202a-\u202e\u2066-\u2069]')
 """Of a file's name: what other systems read as a path, and what turns the direction of text, so that "gpj.exe" is shown as
-"exe.jpg"."""
+"exe.jpg". What shows nothing is taken away after that (plato.core.visible)."""
 
 
 class Refused(PeerError):
@@ -233,5 +234,6 @@ def allowed(media_type: str, types: tuple[str, ...]) -> bool:
 def safe_name(name: str) -> str:
     """A file's name without a path and without what misleads, at most NAME_BYTES of UTF-8; "file" where nothing is left."""
     bare = _UNSAFE.sub("_", name.replace("\\", "/").rpartition("/")[2]).strip(" .")
+    bare = plain(bare).strip(" .")
     cut = bare.encode("utf-8", "replace")[:NAME_BYTES].decode("utf-8", "ignore")
     return cut.strip() or "file"

@@ -2,7 +2,8 @@
 
     a batch's transaction ─▸ im_feed (partition, position), with the messages themselves
     read   rows behind the cursor, per partition by position ─▸ merged ─▸ the messages as they are now ─▸ the next cursor
-    wait   one task looks at the partitions' positions while somebody waits, and wakes who waits
+    wait   one task looks at the partitions' positions while somebody waits, and wakes who waits for one that moved; who
+           waits at the same cursor reads together
     trim   each owner removes what is older than its retention, and leaves a floor
 
 Only a partition's owner writes its rows, in the transaction that moves its position, so whoever reads on from a position
@@ -100,6 +101,9 @@ class Feed:
         self._partitions = partitions
         self._page_bytes = page_bytes
         self._waiting = 0
+        self._seen: list[int] = []
+        self._together: dict[tuple[str, str, int], asyncio.Task[tuple[list[Event], str]]] = {}
+        """Reads that are under way and begun after the newest wake, of those who waited for it."""
         self._moved = asyncio.Event()
         self._closed = False
 
@@ -134,9 +138,15 @@ class Feed:
     async def wait(self, cursor: str, conversation_id: str, limit: int, wait_s: float) -> tuple[list[Event], str]:
         """`read`; where there is nothing yet, what comes within `wait_s`. Raises Busy too."""
         deadline = asyncio.get_running_loop().time() + wait_s
+        woken = False
         while True:
             moved = self._moved
-            events, cursor = await self.read(cursor, conversation_id, limit)
+            events: list[Event] = []
+            if not woken:
+                events, cursor = await self.read(cursor, conversation_id, limit)
+            elif self._beyond(cursor, conversation_id):
+                events, cursor = await self._read_together(cursor, conversation_id, limit)
+            woken = True
             left_s = deadline - asyncio.get_running_loop().time()
             if events or left_s <= 0 or self._closed:
                 return events, cursor
@@ -163,7 +173,7 @@ class Feed:
             except Unavailable:
                 now = []  # who waits reads, and is told
             if now != seen:
-                seen = now
+                seen = self._seen = now
                 self._wake()
 
     def close(self) -> None:
@@ -223,7 +233,33 @@ class Feed:
             if position < floor:
                 raise Gone
 
+    def _beyond(self, cursor: str, conversation_id: str) -> bool:
+        """Whether a partition moved that this cursor waits for; True where that is not known."""
+        after = cursors.decode(cursor, self._partitions)
+        if after is None or len(self._seen) != len(after):
+            return True
+        only = partition_of(conversation_id, self._partitions) if conversation_id else None
+        return any(
+            now > at for n, (now, at) in enumerate(zip(self._seen, after, strict=True)) if only is None or n == only
+        )
+
+    async def _read_together(self, cursor: str, conversation_id: str, limit: int) -> tuple[list[Event], str]:
+        """`read`, once for all who were woken at this cursor. Only for who was woken: what begins now began after that."""
+        key = cursor, conversation_id, limit
+        read = self._together.get(key)
+        if read is None:
+            read = self._together[key] = asyncio.create_task(self.read(*key), name="feed read")
+            read.add_done_callback(lambda done: self._ended(key, done))
+        return await asyncio.shield(read)  # another one may wait for it
+
+    def _ended(self, key: tuple[str, str, int], read: asyncio.Task[tuple[list[Event], str]]) -> None:
+        if self._together.get(key) is read:
+            del self._together[key]
+        if not read.cancelled():
+            read.exception()  # known, also where whoever waited for it went away
+
     def _wake(self) -> None:
+        self._together = {}
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 

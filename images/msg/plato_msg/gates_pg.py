@@ -2,6 +2,7 @@
 
     CHOOSY, GUARDED   joined to the look-up of conversations: a probe per sender, two per dialogue unless nobody is choosy
     unwelcome         what follows of them; asks for friends where a recipient is choosy
+    uninvited         who cannot be brought into a group by whom
     readable          which attachments may be referenced by whom; holds them, so that none is removed before the commit
     settle            the uses of the messages that the batch writes or changes
 
@@ -85,6 +86,23 @@ async def unwelcome(
         for row in rows:
             del asked[row[0], row[1]]
     return found | set(asked.values())
+
+
+async def uninvited(
+    connection: Connection, invitations: Collection[tuple[str, str]], friends_only: bool
+) -> set[tuple[str, str]]:
+    """Those (user, who brings him into a group) among them where the user takes nothing of that one: he blocks him, or takes
+    messages of friends only, and they are none. friends_only: of users who did not choose."""
+    rows = await connection.fetch(
+        "SELECT k.u, k.s FROM unnest($1::text[], $2::text[]) AS k(u, s)"
+        " LEFT JOIN LATERAL (SELECT f.blocked, f.relation FROM im_friend f"
+        "   WHERE f.user_id = k.u AND f.other_id = k.s OFFSET 0) f ON true"
+        " WHERE f.blocked OR (f.relation IS DISTINCT FROM 3"
+        "   AND coalesce((SELECT i.friends_only FROM im_user i WHERE i.user_id = k.u), $3))",
+        *columns(invitations, 2),
+        friends_only,
+    )
+    return {(row[0], row[1]) for row in rows}
 
 
 async def readable(connection: Connection, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from plato.core.conversations import dialogue_id
 
-from plato_msg.store_pg import Connection, Database
+from plato_msg.store_pg import Database
 
 COUNT_MAX: Final = 1_000
 COUNT_ROWS: Final = 2_000
@@ -151,12 +151,8 @@ SELECT count(*) FROM (
 ) c
 """
 
-_BOUNDS: Final = """
-SELECT joined_seq, NULL::bigint FROM im_member WHERE conversation_id = $2 AND user_id = $1
-UNION ALL
-SELECT joined_seq, left_seq FROM im_former_member WHERE conversation_id = $2 AND user_id = $1
-ORDER BY 2 DESC LIMIT 1
-"""
+# Of members alone: who left reads messages up to the leave, but what members do since then he is not told.
+_JOINED: Final = "SELECT joined_seq FROM im_member WHERE conversation_id = $2 AND user_id = $1"
 
 _READERS: Final = """
 SELECT m.user_id FROM im_message a JOIN im_member m ON m.conversation_id = a.conversation_id
@@ -221,22 +217,22 @@ class PgLists:
         return count
 
     async def readers(self, user: str, conversation_id: str, seq: int, after: str, limit: int) -> list[str] | None:
-        """By id; None for a stranger, [] where the user may not read that row."""
+        """By id; None for a stranger, and for who left; [] where the user may not read that row."""
         async with self._database.connection() as connection:
-            bounds = await _bounds(connection, user, conversation_id)
-            if bounds is None:
+            joined_seq = await connection.fetchval(_JOINED, user, conversation_id)
+            if joined_seq is None:
                 return None
-            if not bounds[0] < seq <= bounds[1]:
+            if seq <= joined_seq:
                 return []
             return [row[0] for row in await connection.fetch(_READERS, conversation_id, seq, after, limit)]
 
     async def read_counts(self, user: str, conversation_id: str, seqs: Sequence[int]) -> dict[int, int] | None:
-        """{seq: how many}; seqs: sorted, each once. None for a stranger."""
+        """{seq: how many}; seqs: sorted, each once. None for a stranger, and for who left."""
         async with self._database.connection() as connection:
-            bounds = await _bounds(connection, user, conversation_id)
-            if bounds is None:
+            joined_seq = await connection.fetchval(_JOINED, user, conversation_id)
+            if joined_seq is None:
                 return None
-            wanted = [seq for seq in seqs if bounds[0] < seq <= bounds[1]]
+            wanted = [seq for seq in seqs if seq > joined_seq]
             rows = await connection.fetch(_COUNTS, conversation_id, wanted) if wanted else []
         counts = [0] * (len(wanted) + 1)
         authors: dict[int, int] = {}
@@ -253,12 +249,6 @@ class PgLists:
         async with self._database.connection() as connection:
             rows = await connection.fetch(_SHARE, user, list(others), [dialogue_id(user, other) for other in others])
         return {row[0]: row[1] for row in rows}
-
-
-async def _bounds(connection: Connection, user: str, conversation_id: str) -> tuple[int, int] | None:
-    """(joined_seq, left_seq or no bound) of who is or was a member."""
-    row = await connection.fetchrow(_BOUNDS, user, conversation_id)
-    return (row[0], row[1] if row[1] is not None else (1 << 63) - 1) if row is not None else None
 
 
 def _item(row: tuple[Any, ...]) -> Item:

@@ -14,6 +14,7 @@ import asyncio
 import uuid
 from typing import Final, NamedTuple
 
+from plato.api import names
 from plato.core.codes import Code
 from plato.core.conversations import partition_of
 from plato.core.errors import Unavailable
@@ -24,8 +25,9 @@ from plato.wire.v1.bus_pb2 import Record
 from plato_msg.core.batch import Key, Outcome
 from plato_msg.store_pg import PgMsgStore
 
-ADMIN: Final = "admin"
-"""from_user of what administrators do. Whoever issues tokens gives nobody this name."""
+ADMIN: Final = names.ADMIN_USER
+"""from_user of what administrators do. A person of this name would be taken for them, and by a record of his with the key of
+an order to come that order would be answered: so no token and no header names it."""
 WAIT_S: Final = 2.0
 POLL_S: Final = 0.02
 _NAMESPACE: Final = uuid.UUID("6f1c3d0e-6f0a-5b0e-9d0c-2f6b8b0c7a51")
@@ -89,7 +91,7 @@ class Operations:
         outcome = await self._outcome((conversation_id, user, client_msg_id))
         if outcome is None:
             return Sent(int(Code.PENDING))
-        return Sent(outcome.code, outcome.msg_id, outcome.seq, outcome.server_at_ms, outcome.words)
+        return _sent(outcome)
 
     async def operate(
         self,
@@ -105,6 +107,14 @@ class Operations:
         return await self.send(
             user, conversation_id, msg_type, operation.SerializeToString(), client_msg_id, authority=authority
         )
+
+    async def first(self, user: str, conversation_id: str, client_msg_id: bytes) -> Sent | None:
+        """What was decided on a record of this key; None: there is none that was. For what is sent again and would be
+        refused by what holds now. Whatever made it so came behind that record, in the same partition, so its outcome is
+        there."""
+        key = conversation_id, user, client_msg_id
+        outcome = (await self._store.outcomes([key])).get(key)
+        return _sent(outcome) if outcome is not None else None
 
     async def _outcome(self, key: Key) -> Outcome | None:
         """What was decided; None: nothing yet."""
@@ -135,3 +145,7 @@ class Operations:
                         future.set_result(outcome)
         finally:
             self._asking = None
+
+
+def _sent(outcome: Outcome) -> Sent:
+    return Sent(outcome.code, outcome.msg_id, outcome.seq, outcome.server_at_ms, outcome.words)

@@ -82,10 +82,12 @@ class MsgService:
         reservations: ReservationStore,
         allocator: Allocator | None = None,
         hook: BeforeHook | None = None,
-        searches: Database | None = None,
+        texts: Database | None = None,
+        asked: Database | None = None,
     ) -> None:
-        """database: for the pipeline; reads: for history, so that a flood of reads does not slow the pipeline. hook: is
-        asked about messages before they are stored. searches: for the index of texts; None: none is kept."""
+        """database: for the pipeline; reads: for what clients' frames ask, so that a flood of reads does not slow the
+        pipeline. hook: is asked about messages before they are stored. texts: for the index of texts; None: none is kept.
+        asked: for what is read by HTTP, so that it does not slow the clients; None: as reads."""
         self._options = options
         self._topology = topology
         self._bus = bus
@@ -99,8 +101,16 @@ class MsgService:
             max_frame_bytes=options.max_frame_bytes,
             hot_pulls_per_s=options.hot_pulls_per_s,
         )
-        self.feed = Feed(GuardedConnections(reads, self.guard), options.partitions) if keeps_events else None
+        # A guard of its own: a list that takes too long must not have the clients' Syncs refused.
+        by_http = GuardedConnections(asked or reads, Guard("the database", metrics.BREAKER_REFUSED.inc))
+        self.feed = Feed(by_http, options.partitions) if keeps_events else None
         self.reads = Reads(self.history, options.read_calm_ms)
+        self.http_reads = Reads(
+            History(
+                PgMsgStore(by_http), max_frame_bytes=options.max_frame_bytes, hot_pulls_per_s=options.hot_pulls_per_s
+            ),
+            options.read_calm_ms,
+        )
         self._allocator = allocator or SingleWriter()
         self.owners = Ownership(
             self.store,
@@ -120,7 +130,7 @@ class MsgService:
             members=self.store,
             windows=Windows(options.notify_window_ms, options.notify_window_max_ms, options.push_members_max),
         )
-        friends = PgFriends(GuardedConnections(reads, self.guard))
+        friends = PgFriends(by_http)  # a Sync brings a connection of its own
         self.states = UserStates(
             GuardedConnections(reads, self.guard),
             self.downlink,
@@ -128,13 +138,14 @@ class MsgService:
             push_members_max=options.push_members_max,
             max_frame_bytes=options.max_frame_bytes,
             sources=[friends],
+            lists=by_http,
         )
         self.history.states = self.states
         self.friends = Friends(friends, self.states, friends_only=options.rules.friends_only)
         self.retention = Retention(
             database, lambda: self.owners.held, options.partitions, options.message_retention_days
         )
-        self.texts = Texts(PgTexts(searches), lambda: self.owners.held, options.partitions) if searches else None
+        self.texts = Texts(PgTexts(texts), lambda: self.owners.held, options.partitions) if texts else None
         self.ids: MsgIds | None = None
         """None before the topology named us."""
         self._reserved = False

@@ -137,6 +137,8 @@ class Batch:
     async def known(self, uplinks: Sequence[Uplink], *, friends_only: bool = False) -> Known:
         """What the database holds on these records' keys and conversations. friends_only: of users who did not choose."""
         known = await _known(self._connection, uplinks, self._push_members, friends_only)
+        if invitations := gates.invitations(uplinks):
+            known.gates.uninvited = await gates_pg.uninvited(self._connection, invitations, friends_only)
         if named := gates.named(uplinks):
             known.gates.readable = await gates_pg.readable(self._connection, named)
         return known

@@ -17,8 +17,8 @@ For the HTTP API and the gRPC service, `service.states` (UserStates) and plato_m
       conversations(user, cursor: str = "", limit: int = 50) -> Page | None   None: the cursor is not one of ours
       conversation(user, conversation_id) -> Item | None                      None: not a member, or there is none
       unread(user) -> int                                                     of all unmuted conversations, COUNT_MAX at most
-      readers(user, conversation_id, seq, after: str = "", limit: int = 100) -> list[str] | None   None: not a member
-      read_counts(user, conversation_id, seqs) -> dict[int, int] | None       at most 100 seqs; None: not a member
+      readers(user, conversation_id, seq, after: str = "", limit: int = 100) -> list[str] | None   None: not a member now
+      read_counts(user, conversation_id, seqs) -> dict[int, int] | None       at most 100 seqs; None: not a member now
       typing(signals: Sequence[Typing]) -> None
       changed(told: Mapping[str, Sequence[StateMsg]]) -> None                 another module's committed changes (friends)
 
@@ -118,12 +118,14 @@ class UserStates:
         max_frame_bytes: int = 65_536,
         sources: Sequence[Source] = (),
         merge_s: float = MERGE_S,
+        lists: Database | None = None,
     ) -> None:
-        """push_members_max: in larger conversations nobody is told who types."""
+        """push_members_max: in larger conversations nobody is told who types. lists: for what only HTTP reads; None: as
+        database."""
         self._state_bytes = (max_frame_bytes - FRAME_ROOM_BYTES) // 2
         self._entries = min(ENTRIES, self._state_bytes // ENTRY_BYTES - 1)
         self._store = PgUserStates(database, self._entries)
-        self._lists = PgLists(database)
+        self._lists = PgLists(lists or database)
         self._routes = routes
         self._downlink = downlink
         self._teller = Teller(downlink)

@@ -148,10 +148,14 @@ JOIN im_member m ON m.conversation_id = k.c AND m.user_id = a.from_user
 """
 
 
+# In a dialogue who blocks the other one hears nothing of him.
 _AUDIENCES: Final = """
 SELECT k.u, k.c, o.user_id FROM unnest($1::text[], $2::text[]) AS k(u, c)
 JOIN im_member m ON m.conversation_id = k.c AND m.user_id = k.u
-CROSS JOIN LATERAL (SELECT user_id FROM im_member WHERE conversation_id = k.c LIMIT $3) o
+CROSS JOIN LATERAL (
+    SELECT w.user_id FROM im_member w WHERE w.conversation_id = k.c AND NOT (left(k.c, 2) = 'd:' AND EXISTS (
+        SELECT FROM im_friend f WHERE f.user_id = w.user_id AND f.other_id = k.u AND f.blocked)) LIMIT $3
+) o
 """
 
 

@@ -3,6 +3,7 @@ read by HTTP and one by frame are one contract, on the same histories."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msg_harness import Cluster, cluster
+from msg_harness import Cluster, cluster, until
 from plato.core import webhooks
 from plato.core.codes import Code
 from plato.core.errors import Unavailable, Unstorable
@@ -21,7 +22,7 @@ from plato.wire.v1 import client_pb2 as wire
 from plato.wire.v1 import content_pb2 as content
 from plato_msg import hooks
 from plato_msg import webhooks as webhooks_of_msg
-from plato_msg.api import app, conversations, problems, render
+from plato_msg.api import app, auth, conversations, problems, render
 from plato_msg.api.auth import Door
 from plato_msg.core import cursors
 from plato_msg.core.batch import Uplink
@@ -50,14 +51,14 @@ class Pulls:
 
 
 class World:
-    def __init__(self, pulls: Any = None) -> None:
+    def __init__(self, pulls: Any = None, per_s: int = 2) -> None:
         self.tokens = FakeTokens()
         self.pulls = pulls or Pulls()
         self.now_ms = 0.0
         self.why = ""
         states: Any = None  # asked by none of these routes
         self.app = app.application(
-            Door(self.tokens, 2, 10, lambda: self.now_ms),
+            Door(self.tokens, per_s, 10, lambda: self.now_ms),
             [conversations.router(self.pulls, states)],
             lambda: self.why,
         )
@@ -95,7 +96,8 @@ async def test_a_server_names_whom_it_acts_for_in_utf8() -> None:
     async with world.client("fake+server:shop") as client:
         refused(await client.get(PATH), 400, Code.MALFORMED)
         assert (await client.get(PATH, headers=[(b"Plato-User", "жук".encode())])).status_code == 200
-        refused(await client.get(PATH, headers={"Plato-User": "x" * 65}), 400, Code.MALFORMED)
+        for nobody in ("x" * 65, "admin", "guest:1"):
+            refused(await client.get(PATH, headers={"Plato-User": nobody}), 400, Code.MALFORMED)
     assert [user for user, _ in world.pulls.asked] == ["жук"]
 
 
@@ -121,6 +123,31 @@ async def test_who_asks_too_often_is_told_when_to_come_back_and_others_are_not_h
             assert (await bob.get(PATH)).status_code == 200
         world.now_ms += 500
         assert (await client.get(PATH)).status_code == 200
+
+
+async def test_of_one_user_some_reads_go_at_a_time_more_wait_and_too_many_are_refused_and_others_go_on() -> None:
+    gate = asyncio.Event()
+
+    class Slow(Pulls):
+        async def pull(self, user: str, pull: wire.PullMsg) -> wire.PulledMsg:
+            found = await super().pull(user, pull)
+            await gate.wait()
+            return found
+
+    world = World(Slow(), per_s=100)
+    async with world.client() as client, world.client("fake:bob") as bob:
+        door: Door = world.app.state.door
+        asked = [asyncio.create_task(client.get(PATH)) for _ in range(auth.READS_IN_ALL)]
+        await until(lambda: door.reads.under_way("alice") == auth.READS_IN_ALL)
+        assert len(world.pulls.asked) == auth.READS_AT_ONCE
+        answer = await client.get(PATH)
+        assert refused(answer, 429, Code.TOO_FAST)["retry_ms"] == auth.RETRY_MS
+        assert "under way" in answer.json()["detail"]
+        others = asyncio.create_task(bob.get(PATH))
+        await until(lambda: ("bob", door.reads.under_way("bob")) == (world.pulls.asked[-1][0], 1))
+        gate.set()
+        assert {(await one).status_code for one in [*asked, others]} == {200}
+        assert len(door.reads) == 0
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -197,6 +224,20 @@ async def test_an_id_may_hold_a_slash() -> None:
         answer = await client.get("/v1/conversations/g%3Aa%2Fb%25/messages")
     assert answer.json()["conversation_id"] == "g:a/b%"
     assert answer.json()["messages"][0]["msg_id"] == str(2**60), "ids are text"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["%01", "%00", "%0A", "%7F", "%C2%85", "%FF", "%C3", "%ED%A0%80", "a%2Fb%01"],
+    ids=lambda odd: odd.replace("%", "_"),
+)
+async def test_a_path_with_what_no_id_holds_is_refused_in_words(odd: str) -> None:
+    world = World()
+    async with world.client() as client:
+        for path in (f"/v1/conversations/g%3Aa{odd}b/messages", f"/v1/conversations/room/messages{odd}", f"/v1/{odd}"):
+            assert "control character" in refused(await client.get(path), 400, Code.MALFORMED)["detail"]
+        assert not world.pulls.asked
+        assert (await client.get("/v1/conversations/%D0%B6%20%25/messages")).json()["conversation_id"] == "ж %"
 
 
 # ── one contract with PULL ───────────────────────────────────────────────────────────────────────────────────

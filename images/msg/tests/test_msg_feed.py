@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
-from msg_harness import Cluster, cluster
+from msg_harness import Cluster, cluster, until
 from plato.core.conversations import partition_of
 from plato_msg import feed as feeds
 from plato_msg.core import cursors
@@ -92,3 +95,75 @@ def test_pages_of_several_partitions_keep_the_order_of_each() -> None:
     keys = [Key(0, 1, 50, "a", 1), Key(0, 2, 10, "a", 2), Key(1, 1, 20, "b", 1), Key(1, 2, 60, "b", 2)]
     assert [(key.partition, key.position) for key in merged(keys, 3)] == [(1, 1), (0, 1), (0, 2)]
     assert merged([], 3) == []
+
+
+class Counted(Feed):
+    """A feed of two partitions without a database: `bounds` is where they are, `reads` what was read."""
+
+    def __init__(self) -> None:
+        nothing: Any = None
+        super().__init__(nothing, 2)
+        self.bounds = [5, 5]
+        self.reads: list[tuple[str, str]] = []
+
+    async def read(self, cursor: str, conversation_id: str, limit: int) -> tuple[list[Any], str]:
+        self.reads.append((cursor, conversation_id))
+        await asyncio.sleep(0)
+        after = cursors.decode(cursor, 2)
+        assert after is not None
+        only = partition_of(conversation_id, 2) if conversation_id else None
+        moved = [n for n in range(2) if self.bounds[n] > after[n] and only in (None, n)]
+        return [(n, self.bounds[n]) for n in moved], cursors.encode(self.bounds)
+
+    async def _bounds(self) -> list[tuple[int, int]]:
+        return [(position, 0) for position in self.bounds]
+
+
+async def test_those_who_wait_at_one_cursor_read_once_together_and_only_if_their_partition_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feeds, "LOOK_S", 0.01)
+    feed: Any = Counted()
+    looking = asyncio.create_task(feed.run())
+    here = cursors.encode(feed.bounds)
+    room = next(name for name in map(str, range(99)) if partition_of(name, 2) == 0)
+    hall = next(name for name in map(str, range(99)) if partition_of(name, 2) == 1)
+    everybody = [asyncio.create_task(feed.wait(here, "", 100, 60)) for _ in range(400)]
+    rooms = [asyncio.create_task(feed.wait(here, room, 100, 60)) for _ in range(5)]
+    halls = [asyncio.create_task(feed.wait(here, hall, 100, 60)) for _ in range(5)]
+    await until(lambda: feed._waiting == 410)
+    await until(lambda: feed._seen == [5, 5])
+    await until(lambda: feed._waiting == 410)
+    feed.reads.clear()
+    feed.bounds = [6, 5]
+    assert [(await one)[0] for one in [*everybody, *rooms]] == [[(0, 6)]] * 405
+    assert sorted(feed.reads) == sorted([(here, ""), (here, room)])
+    feed.reads.clear()
+    feed.bounds = [6, 7]
+    assert [(await one)[0] for one in halls] == [[(1, 7)]] * 5
+    assert feed.reads == [(here, hall)]
+    assert not feed._together
+    looking.cancel()
+    feed.close()
+
+
+async def test_who_comes_while_others_read_reads_what_is_there_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed: Any = Counted()
+    here = cursors.encode(feed.bounds)
+    gate = asyncio.Event()
+    read = Counted.read
+
+    async def slow(self: Counted, cursor: str, conversation_id: str, limit: int) -> tuple[list[Any], str]:
+        found = await read(self, cursor, conversation_id, limit)
+        await gate.wait()
+        return found
+
+    monkeypatch.setattr(Counted, "read", slow)
+    first = asyncio.create_task(feed._read_together(here, "", 100))
+    await until(lambda: bool(feed.reads))
+    feed.bounds = [6, 5]
+    second = asyncio.create_task(feed.wait(here, "", 100, 0))
+    await until(lambda: len(feed.reads) == 2)
+    gate.set()
+    assert (await second)[0] == [(0, 6)]
+    assert (await first)[0] == []

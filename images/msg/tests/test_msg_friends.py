@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from plato.adapters.pg import Database
 from plato.adapters.schema_pg import migrate
 from plato.core.codes import Code
+from plato.core.conversations import dialogue_id
 from plato.core.errors import PeerError
 from plato.wire.v1 import client_pb2 as wire
+from plato_msg import gates_pg
 from plato_msg.core import friendship
 from plato_msg.core.friendship import ACTS, BLOCKED, COUNTERPART, FRIENDS, NONE, Act, Refused, Side
 from plato_msg.friends import Friends
@@ -168,3 +170,50 @@ async def test_the_platform_says_who_may_write_until_the_user_does(database: Dat
         assert await friends.settings("ann") == (default, None)
         assert await friends.choose("ann", not default) == (not default, not default)
         assert await friends.settings("ann") == (not default, not default)
+
+
+async def test_who_blocks_or_takes_friends_only_is_not_brought_into_groups(database: Database) -> None:
+    store = PgFriends(database)
+    await store.act("block", "ann", "ben")
+    await store.act("request", "ben", "dan")
+    await store.act("accept", "dan", "ben")
+    await store.act("block", "ben", "eve")
+    await store.set_friends_only("dan", True)
+    await store.set_friends_only("cid", True)
+    await store.set_friends_only("eve", False)
+    pairs = [
+        ("ann", "ben"),
+        ("cid", "ben"),
+        ("dan", "ben"),
+        ("eve", "ben"),
+        ("fay", "ben"),
+        ("ann", "cid"),
+        ("dan", "cid"),
+    ]
+    async with database.connection() as connection:
+        assert await gates_pg.uninvited(connection, pairs, False) == {("ann", "ben"), ("cid", "ben"), ("dan", "cid")}
+        assert await gates_pg.uninvited(connection, pairs, True) == {
+            *(("ann", "ben"), ("cid", "ben"), ("dan", "cid")),
+            *(("fay", "ben"), ("ann", "cid")),
+        }
+    await store.act("request", "ben", "ann")
+    await store.act("unblock", "ann", "ben")
+    await store.act("accept", "ann", "ben")
+    await store.act("block", "ann", "ben")
+    async with database.connection() as connection:
+        assert await gates_pg.uninvited(connection, pairs[:1], False) == {("ann", "ben")}, "a friend, too"
+
+
+async def test_who_blocks_does_not_hear_that_the_other_one_writes(database: Database) -> None:
+    store, states = PgFriends(database), PgUserStates(database)
+    dialogue = dialogue_id("ann", "ben")
+    async with database.connection() as connection:
+        await connection.executemany(
+            "INSERT INTO im_member (conversation_id, user_id) VALUES ($1, $2)",
+            [(conversation_id, user) for conversation_id in (dialogue, "g:town") for user in ("ann", "ben")],
+        )
+    keys = [(user, conversation_id) for conversation_id in (dialogue, "g:town") for user in ("ann", "ben")]
+    everything = {(user, c): ["ben" if user == "ann" else "ann"] for user, c in keys}
+    assert await states.audiences(keys, 500) == everything
+    await store.act("block", "ann", "ben")
+    assert await states.audiences(keys, 500) == {**everything, ("ben", dialogue): []}

@@ -18,6 +18,7 @@ from plato.wire.v1 import content_pb2 as content
 from plato.wire.v1.bus_pb2 import GroupChange, Record
 from plato_msg.core import operations, policy
 from plato_msg.core.batch import Conversation, Decision, Known, Plan, Uplink, again, decode, judge, number, wanted
+from plato_msg.core.gates import Gates, invitations
 from plato_msg.core.operations import Target
 from plato_msg.core.policy import Rules
 
@@ -537,3 +538,47 @@ def test_r9_histories_of_a_group_are_as_the_model_says_however_cut_into_batches(
     assert not {user for _, user in world.former} & set(held.members)
     for (_, user), (joined, left, _) in world.former.items():
         assert joined < left <= held.last_seq, user
+
+
+# ── who is brought into groups by whom ───────────────────────────────────────────────────────────────────────
+
+
+def test_who_takes_nothing_of_somebody_is_brought_into_no_group_by_him_and_he_is_told_no_more_than_that() -> None:
+    def made(kind: int, who: str, *users: str, key: int, authority: bool = False) -> Uplink:
+        conversation_id = G if authority else mine
+        return record(
+            who, kind, T.Operation(users=users), key=key, conversation_id=conversation_id, authority=authority
+        )
+
+    mine = group_id("ben", (1).to_bytes(16, "big"))
+    world = World()
+    uninvited = Gates(uninvited={("ann", "ben"), ("ben", "ben")})
+    world.known.gates = uninvited
+    plan = world.take([made(T.GROUP_CREATE, "ben", "ann", "cid", key=1)])
+    assert codes(plan) == [Code.OK]
+    assert [user for _, user, _, _ in plan.joins] == ["ben", "cid"]
+    assert T.Operation.FromString(plan.messages[0].body).users == ["ben", "cid"], "as it was done"
+    assert plan.messages[0].members.keys() == {"ben", "cid"}
+    world.known.gates = uninvited
+    plan = world.take([made(T.GROUP_ADD, "ben", "ann", key=2), made(T.GROUP_ADD, "ben", "cid", key=3)])
+    assert codes(plan) == [Code.OK, Code.OK]
+    assert not plan.joins
+    assert plan.messages[0].body == plan.messages[1].body, "the same as adding who is there already"
+    world.known.gates = uninvited
+    plan = world.take([record("cid", T.GROUP_ADD, T.Operation(users=["ann"]), key=4, conversation_id=mine)])
+    assert codes(plan) == [Code.NOT_ALLOWED], "roles go as ever"
+    role = record("ben", T.GROUP_ROLE, T.Operation(users=["cid"], role=T.ADMINISTRATOR), key=5, conversation_id=mine)
+    world.take([role])
+    world.known.gates = uninvited
+    plan = world.take([record("cid", T.GROUP_ADD, T.Operation(users=["ann"]), key=6, conversation_id=mine)])
+    assert [user for _, user, _, _ in plan.joins] == ["ann"], "others bring her"
+    world.known.gates = uninvited
+    plan = world.take([made(T.GROUP_CREATE, "ben", "ann", "ben", key=7, authority=True)])
+    assert len(plan.joins) == 2, "servers do as they do"
+
+
+def test_a_look_up_for_those_who_are_brought_is_made_where_somebody_is() -> None:
+    plain = [record("ben", T.GROUP_REMOVE, T.Operation(users=["ann"])), record("ben", T.TEXT, b"hi")]
+    assert not invitations(plain)
+    assert not invitations([record("admin", T.GROUP_ADD, T.Operation(users=["ann"]), authority=True)])
+    assert list(invitations([record("ben", T.GROUP_ADD, T.Operation(users=["ann", "ben"]))])) == [("ann", "ben")]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from msg_harness import PARTITIONS, Cluster, cluster, until, up
 from plato.adapters.pg import Database
+from plato.core.codes import Code
 from plato.core.conversations import dialogue_id, partition_of
 from plato.core.errors import PeerError
 from plato.core.ids import MAX_ID
@@ -17,10 +21,13 @@ from plato.wire.v1 import content_pb2 as content
 from plato.wire.v1.bus_pb2 import GroupChange, Record
 from plato_msg import search as searching
 from plato_msg import texts as indexing
+from plato_msg import texts_pg
+from plato_msg.core import words
 from plato_msg.core.batch import Plan
-from plato_msg.search import Question, Search, Slow
+from plato_msg.search import Crowded, Question, Search, Slow
 from plato_msg.texts import Texts
-from plato_msg.texts_pg import Found, PgTexts
+from plato_msg.texts_pg import Found, PgTexts, Place, TooSlow
+from plato_msg.turns import TooMany
 
 G = "g:town"
 
@@ -59,8 +66,8 @@ async def index(database: Database, partitions: range = range(PARTITIONS)) -> No
 
 async def find(database: Database, user: str, text: str, **more: Any) -> list[str]:
     search = Search(PgTexts(database), within_ms=5_000)
-    hits, _ = await search.page(user, Question(text, **more), MAX_ID, 100)
-    return [hit.message.said for hit in hits]
+    page = await search.page(user, Question(text, **more), MAX_ID, 100)
+    return [hit.message.said for hit in page.hits]
 
 
 async def test_words_are_found_by_both_sides_the_newest_first_and_by_no_stranger(
@@ -186,7 +193,7 @@ async def test_pages_follow_each_other_without_a_gap(c: Cluster, database: Datab
     search = Search(PgTexts(database), within_ms=5_000)
     below, said = MAX_ID, []
     while below:
-        hits, below = await search.page("ben", Question("page"), below, 10)
+        hits, below, _ = await search.page("ben", Question("page"), below, 10)
         said += [hit.message.said for hit in hits]
     assert said == [f"page {n}" for n in reversed(range(25))]
 
@@ -207,17 +214,189 @@ async def test_a_search_that_takes_too_long_says_so(c: Cluster, database: Databa
     assert await find(database, "ann", "slow") == ["slow"]
 
 
+async def test_a_page_of_many_conversations_is_the_newest_of_all_of_them(
+    c: Cluster, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "PART", 2)
+    monkeypatch.setattr(searching, "PART_KEYS", 3)
+    await c.start()
+    names = [f"u{n}" for n in range(9)]
+    for turn in range(4):
+        for name in names if turn % 2 else reversed(names):
+            await c.send(say("ann", name, f"note {turn} {name}"))
+        await until(c.settled)
+    await index(database)
+    newest = await c.fetch("SELECT convert_from(body, 'UTF8') FROM im_message ORDER BY msg_id DESC")
+    search = Search(PgTexts(database), within_ms=5_000)
+    below, said = MAX_ID, []
+    while below:
+        hits, below, left_out = await search.page("ann", Question("note"), below, 5)
+        assert not left_out
+        said += [hit.message.said for hit in hits]
+    assert said == newest
+
+
+async def test_who_is_in_thousands_of_groups_finds_a_common_word_in_time_on_every_page(
+    c: Cluster, database: Database
+) -> None:
+    groups, each = 3_000, 8
+    await c.execute(
+        f"""
+        INSERT INTO im_member (conversation_id, user_id) SELECT 'g:' || n, 'ann' FROM generate_series(1, {groups}) n;
+        INSERT INTO im_message (msg_id, conversation_id, seq, prev_seq, from_user, msg_type, body, client_msg_id, server_at)
+            SELECT s * {groups} + n, 'g:' || n, s, s - 1, 'ben', 0, 'hello', int8send(s * {groups} + n), now()
+            FROM generate_series(1, {groups}) n, generate_series(1, {each}) s;
+        INSERT INTO im_text SELECT conversation_id, seq, msg_id, 0, 'hello', array_to_tsvector(
+            ARRAY['hello', '=' || left(encode(sha256(convert_to(conversation_id, 'UTF8')), 'hex'), 12)]) FROM im_message
+        """
+    )
+    lexemes = await c.fetch("SELECT DISTINCT (tsvector_to_array(words))[1] FROM im_text WHERE conversation_id = 'g:1'")
+    assert lexemes == [words.conversation("g:1")], "as the index writes them"
+    search = Search(PgTexts(database), within_ms=8_000)
+    newest = groups * (each + 1)
+    for below in (MAX_ID, newest - 500, newest // 2):
+        page = await search.page("ann", Question("hello"), below, 30)
+        first = min(newest, below - 1)
+        assert [hit.message.msg_id for hit in page.hits] == list(range(first, first - 30, -1))
+        assert (page.below, page.left_out) == (first - 29, "")
+    part = [f"g:{n}" for n in range(1, searching.PART + 1)]
+    async with database.connection() as connection:
+        said = await connection.fetchval(
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {texts_pg._LOOK}",
+            "ann",
+            words.tsquery(words.terms("hello"), part),
+            MAX_ID,
+            "",
+            0,
+            0,
+            searching.PART_KEYS,
+        )
+    looked_up = [loops for table, loops in scans(json.loads(said)[0]["Plan"]) if table == "im_message"]
+    assert sum(looked_up) <= searching.PART_KEYS + 1 < searching.PART * each, "until the page is full, and no further"
+
+
+def scans(plan: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """(table, how often) of each scan of a plan."""
+    if "Relation Name" in plan:
+        yield plan["Relation Name"], plan["Actual Loops"]
+    for below in plan.get("Plans", ()):
+        yield from scans(below)
+
+
+class Messages:
+    """A store with a message per id, in memory. On `look` the first `slow` parts are answered, then nothing is any more."""
+
+    def __init__(self, of: dict[str, list[int]], *, said: str = "a word", slow: int = 1_000) -> None:
+        self.of = of
+        self.said = said
+        self.slow = slow
+        self.looked: list[str] = []
+        self.gate: asyncio.Event | None = None
+
+    async def conversations(self, user: str, conversation_id: str, until: float) -> list[Place]:
+        if self.gate is not None:
+            await self.gate.wait()
+        mine = [Place(c, max(ids), max(ids)) for c, ids in self.of.items() if conversation_id in ("", c)]
+        return sorted(mine, key=lambda place: -place.msg_id)
+
+    async def look(self, user: str, query: str, *, before_id: int, limit: int, **_: Any) -> list[Place]:
+        if len(self.looked) >= self.slow:
+            raise TooSlow
+        self.looked.append(query)
+        found = [Place(c, n, n) for c, ids in self.of.items() if words.conversation(c) in query for n in ids]
+        return sorted((p for p in found if p.msg_id < before_id), key=lambda place: -place.msg_id)[:limit]
+
+    async def texts(self, places: list[Place], until: float) -> list[Found]:
+        return [Found(p.conversation_id, self.said, p.msg_id, 1, 0, "ann", 0, b"a word", b"", 0, 0) for p in places]
+
+
+def spread(draw: random.Random, conversations: int, messages: int) -> dict[str, list[int]]:
+    of: dict[str, list[int]] = {}
+    for n in range(1, messages + 1):
+        of.setdefault(f"g:{draw.randrange(conversations)}", []).append(n)
+    return of
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_however_messages_lie_in_conversations_pages_are_the_newest_first_and_whole(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(seed)
+    monkeypatch.setattr(searching, "PART", draw.randint(1, 9))
+    monkeypatch.setattr(searching, "PART_KEYS", draw.randint(1, 9))
+    store: Any = Messages(spread(draw, 40, 300))
+    search = Search(store, within_ms=5_000)
+    below, found = MAX_ID, []
+    while below:
+        page = await search.page("ann", Question("word"), below, draw.randint(1, 40))
+        below = page.below
+        found += [hit.message.msg_id for hit in page.hits]
+    assert found == list(range(300, 0, -1))
+
+
+async def test_who_is_in_thousands_of_groups_searches_those_with_the_newest_messages() -> None:
+    store: Any = Messages({f"g:{n}": [n + 1, 10_000 + n] for n in range(3_000)})
+    page = await Search(store, within_ms=5_000).page("ann", Question("word"), MAX_ID, 30)
+    assert [hit.message.msg_id for hit in page.hits] == list(range(12_999, 12_969, -1))
+    assert len(store.looked) == 1, "nothing newer can be in any other part"
+    assert store.looked[0].count("=") == searching.PART, "one look is for so many conversations"
+
+
+async def test_a_search_that_looked_at_a_part_only_says_so() -> None:
+    store: Any = Messages({f"g:{n}": [n + 1, 10_000 + n] for n in range(3_000)}, slow=2)
+    page = await Search(store, within_ms=5_000).page("ann", Question("word"), 10_000, 30)
+    assert [hit.message.msg_id for hit in page.hits] == list(range(3_000, 2_970, -1))
+    assert f"only the {2 * searching.PART} conversations with the newest messages" in page.left_out
+    store = Messages({f"g:{n}": [n + 1] for n in range(3_000)}, slow=0)
+    with pytest.raises(Slow, match="name a conversation"):
+        await Search(store, within_ms=5_000).page("ann", Question("word"), MAX_ID, 30)
+
+
+async def test_of_one_user_a_search_waits_for_the_one_before_and_too_many_are_refused_and_others_go_on() -> None:
+    slow: Any = Messages({"g:1": [1]})
+    slow.gate = asyncio.Event()
+    search = Search(slow, within_ms=60_000)
+    asked = [asyncio.create_task(search.page("ann", Question("word"), MAX_ID, 1)) for _ in range(searching.IN_ALL)]
+    await until(lambda: search._turns.under_way("ann") == searching.IN_ALL)
+    with pytest.raises(TooMany) as refused:
+        await search.page("ann", Question("word"), MAX_ID, 1)
+    assert refused.value.code == Code.TOO_FAST
+    assert refused.value.retry_ms > 0
+    others = asyncio.create_task(search.page("ben", Question("word"), MAX_ID, 1))
+    await until(lambda: search._turns.under_way("ben") == 1)
+    slow.gate.set()
+    assert [len((await one).hits) for one in [*asked, others]] == [1] * (searching.IN_ALL + 1)
+    assert len(search._turns) == 0
+
+
+async def test_waiting_counts_as_searching() -> None:
+    stuck: Any = Messages({"g:1": [1]})
+    stuck.gate = asyncio.Event()
+    search = Search(stuck, within_ms=100)
+    first = asyncio.create_task(search.page("ann", Question("word"), MAX_ID, 1))
+    await until(lambda: search._turns.under_way("ann") == 1)
+    with pytest.raises(Crowded) as busy:
+        await search.page("ann", Question("word"), MAX_ID, 1)
+    assert busy.value.code == Code.BUSY
+    stuck.gate.set()
+    await first
+
+
+async def test_waiting_for_a_connection_counts_too() -> None:
+    class Taken:
+        @contextlib.asynccontextmanager
+        async def connection(self) -> AsyncIterator[Any]:
+            await asyncio.Event().wait()
+            yield
+
+    taken: Any = Taken()
+    with pytest.raises(Crowded):
+        await Search(PgTexts(taken), within_ms=100).page("ann", Question("word"), MAX_ID, 1)
+
+
 async def test_a_search_of_long_texts_lets_messages_go_between_and_its_page_is_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Store:
-        async def conversations(self, user: str, conversation_id: str) -> list[str]:
-            return ["d:x"]
-
-        async def look(self, user: str, query: str, *, before_id: int, limit: int, **_: Any) -> list[Found]:
-            ids = range(min(before_id, 100) - 1, 0, -1)
-            return [Found("d:x", "a word", n, n, n - 1, "ann", 0, b"a word", b"", 0, 0) for n in ids][:limit]
-
     turns = 0
 
     async def messages() -> None:
@@ -226,17 +405,17 @@ async def test_a_search_of_long_texts_lets_messages_go_between_and_its_page_is_b
             turns += 1
             await asyncio.sleep(0)
 
-    store: Any = Store()
+    store: Any = Messages({"d:x": list(range(1, 100))})
     search = Search(store, within_ms=5_000)
     monkeypatch.setattr(searching, "WORK_S", 0)  # every text is a long one
     others = asyncio.create_task(messages())
-    hits, _ = await search.page("ann", Question("word"), MAX_ID, 100)
-    assert turns >= len(hits) - 1 == 98
+    page = await search.page("ann", Question("word"), MAX_ID, 100)
+    assert turns >= len(page.hits) - 1 == 98
 
     monkeypatch.setattr(searching, "PAGE_BYTES", 30)
     found, below = [], MAX_ID
     while below:
-        hits, below = await search.page("ann", Question("word"), below, 100)
+        hits, below, _ = await search.page("ann", Question("word"), below, 100)
         assert len(hits) <= 5
         found += [hit.message.msg_id for hit in hits]
     assert found == list(range(99, 0, -1))

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import ProducerClosed, UnknownTopicOrPartitionError
+from aiokafka.errors import MessageSizeTooLargeError, ProducerClosed, UnknownTopicOrPartitionError
 
 from plato.adapters.bus_kafka_config import KafkaConfig, translated
 
@@ -27,6 +27,8 @@ APPEND_TIMEOUT_S: Final = 8.0
 """Longer than a broker's fail-over usually takes; shorter than people wait for an answer."""
 BATCH_BYTES: Final = 524_288
 """Of one batch; a single larger record still goes, alone. Half of what brokers take by default (message.max.bytes)."""
+LEAST_BATCH_BYTES: Final = 8_192
+"""A topic may take less, as long as it takes one message: batches that it refuses are halved, down to this."""
 _CLOSE_TRIES: Final = 40
 
 
@@ -38,6 +40,7 @@ class KafkaBusProducer:
         self._partitions = partitions
         self.timeout_s = timeout_s
         """After this an append counts as unknown. What is changed holds for the next one."""
+        self._batch_bytes = BATCH_BYTES
         self._turns = [asyncio.Lock() for _ in range(partitions)]
         self._opening = asyncio.Lock()
         self._producer: AIOKafkaProducer | None = None
@@ -57,14 +60,18 @@ class KafkaBusProducer:
         if not portions:
             return
         async with contextlib.AsyncExitStack() as turns:
-            for partition in portions:  # in ascending order, so that two appends never wait for each other
-                await turns.enter_async_context(self._turns[partition])
             with translated(f"append to {self._config.topic}, {self._config.where()}"):
+                # While no broker answers, each one before this takes its whole time: nobody waits for all of theirs.
+                async with asyncio.timeout(self.timeout_s):
+                    for partition in portions:  # in ascending order, so that two appends never wait for each other
+                        await turns.enter_async_context(self._turns[partition])
                 async with asyncio.timeout(self.timeout_s):
                     producer = await self._open()
                     try:
                         await self._send(producer, portions)
-                    except BaseException:
+                    except BaseException as e:
+                        if isinstance(e, MessageSizeTooLargeError):  # the same again would be refused for ever
+                            self._batch_bytes = max(LEAST_BATCH_BYTES, self._batch_bytes // 2)
                         self._discard(producer)
                         raise
 
@@ -82,7 +89,7 @@ class KafkaBusProducer:
                     **self._config.options_again(),
                     enable_idempotence=True,
                     acks="all",
-                    max_batch_size=BATCH_BYTES,
+                    max_batch_size=self._batch_bytes,
                     request_timeout_ms=max(1, round(self.timeout_s * 1000)),
                     retry_backoff_ms=50,
                 )
@@ -97,7 +104,7 @@ class KafkaBusProducer:
     async def _send(self, producer: AIOKafkaProducer, portions: Mapping[int, Sequence[bytes]]) -> None:
         topic = self._config.topic
         known = await producer.partitions_for(topic)
-        if not set(portions) <= set(known):
+        if not set(range(self._partitions)) <= set(known):  # even if it has those of now: somebody else made it anew
             raise UnknownTopicOrPartitionError(f"topic {topic} has partitions {len(known)}, not {self._partitions}")
         waiting = {partition: _batches(producer, records) for partition, records in portions.items()}
         while waiting:

@@ -24,9 +24,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from plato.api import names
 from plato.core.codes import Code
-from plato.core.conversations import is_user_id
+from plato.core.conversations import why_no_person
 from plato.core.errors import PeerError
 from plato.ports import Claims
 from plato.runtime import logs
@@ -87,8 +86,8 @@ class JwtVerifier:
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as e:
             raise PeerError(Code.TOKEN_INVALID, str(e)) from e
         user = claims["sub"]
-        if not isinstance(user, str) or not is_user_id(user) or user.startswith(names.GUEST_PREFIX):
-            raise PeerError(Code.TOKEN_INVALID, "its sub is no user_id")
+        if why := why_no_person(user) if isinstance(user, str) else "is no text":
+            raise PeerError(Code.TOKEN_INVALID, f"its sub {why}")
         scope = claims.get("scope", "")
         words = scope.split() if isinstance(scope, str) else scope
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -113,8 +112,8 @@ class JwtVerifier:
 def issue(keys_dir: Path, kid: str, user: str, issuer: str, audience: str, ttl_s: int, scope: str = "") -> str:
     """A token for `user`, valid from now for `ttl_s`, signed with the secret <kid>.key. scope: "server" for an application
     server, which may act for anybody. Raises SettingsError."""
-    if not is_user_id(user) or user.startswith(names.GUEST_PREFIX):
-        raise SettingsError(f"user {user!r} cannot have a token: 1 to 64 bytes of text, not beginning with guest:")
+    if why := why_no_person(user):
+        raise SettingsError(f"user {user!r} cannot have a token: it {why}")
     secret = _read_secret(keys_dir / f"{kid}.key")
     now = int(time.time())
     claims: dict[str, Any] = {"sub": user, "iss": issuer, "aud": audience, "iat": now, "exp": now + ttl_s}

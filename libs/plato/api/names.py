@@ -27,6 +27,8 @@ LOCAL_PORT_STEP: Final = 10
 WS_PATH: Final = "/ws"
 POLL_PATH: Final = "/poll"
 GUEST_PREFIX: Final = "guest:"
+ADMIN_USER: Final = "admin"
+"""from_user of what administrators, and servers with authority, do. No token and no header may name it."""
 
 GROUP: Final = "plato.im"
 VERSION: Final = "v1alpha1"
@@ -84,3 +86,10 @@ def shard_index(cluster: str, shard: str) -> int | None:
 def shard_addr(cluster: str, shard: str, namespace: str) -> str:
     """host:port of a shard's only pod, by the headless Service `<cluster>-state`."""
     return f"{shard}-0.{cluster}-state.{namespace}.svc:{STATE_PORT}"
+
+
+def is_taken(cluster: str, pool: str) -> bool:
+    """Whether a GatewayPool of this name would make objects that are named like the cluster's own ones."""
+    return (
+        pool in {f"{cluster}-{part}" for part in ("state", "msg", "ipconfig")} or shard_index(cluster, pool) is not None
+    )

@@ -97,7 +97,7 @@ def peer_fault(to: str | None, conversation: str | None, group: str | None = Non
     if sum(one is not None for one in (to, conversation, group)) != 1:
         return "name either --to USER or --group NAME or --conversation ID"
     if to is not None and not is_user_id(to):
-        return f"--to {to!r}: a user's name is 1 to 64 bytes of UTF-8 without control characters"
+        return f"--to {to!r}: a user's name is 1 to 64 bytes of UTF-8 without control or invisible characters"
     if conversation is not None and not is_conversation_id(conversation):
         return f"--conversation {conversation!r}: an id is 1 to 64 bytes of UTF-8 without control characters"
     return ""

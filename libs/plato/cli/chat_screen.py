@@ -288,7 +288,8 @@ class ChatScreen(App[int]):
 
     async def _leave(self) -> None:
         try:
-            await asyncio.wait_for(self._typed.join(), LEAVE_S)
+            async with asyncio.timeout(LEAVE_S):
+                await self._typed.join()
         except TimeoutError:
             pass  # the disk does not answer
         self.exit(1 if self._client.state.phase is Phase.STOPPED else 0)

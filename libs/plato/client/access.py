@@ -79,7 +79,10 @@ class Access:
 
 async def _ask(provider: TokenProvider) -> str:
     given = provider()
-    token = await asyncio.wait_for(given, TOKEN_S) if inspect.isawaitable(given) else given
+    token = given
+    if inspect.isawaitable(given):
+        async with asyncio.timeout(TOKEN_S):
+            token = await given
     if not isinstance(token, str):
         raise TypeError(f"the token provider gave {type(token).__name__}, not str")
     return token

@@ -110,7 +110,7 @@ class Client(Views, Operations):
         if not gateways and ipconfig_url is None:
             raise ValueError("name gateways, or an ipconfig_url, or both")
         if user is not None and not is_user_id(user):
-            raise ValueError(f"user {user!r}: 1 to 64 bytes of UTF-8 without control characters")
+            raise ValueError(f"user {user!r}: 1 to 64 bytes of UTF-8 without control or invisible characters")
         self._token = token
         self._store_path = store_path
         self._gateways = tuple(gateways)
@@ -311,7 +311,7 @@ class Client(Views, Operations):
             raise ValueError(f"msg_type {msg_type}: 0 to 2^32 - 1, without 1,000 to 1,999")
         if to is not None:
             if not is_user_id(to):
-                raise ValueError(f"to {to!r}: 1 to 64 bytes of UTF-8 without control characters")
+                raise ValueError(f"to {to!r}: 1 to 64 bytes of UTF-8 without control or invisible characters")
             conversation_id = dialogue_id(await self._who(), to)
         assert conversation_id is not None
         return await self._post(conversation_id, msg_type, data, to or "", client_msg_id)
@@ -548,10 +548,12 @@ class Client(Views, Operations):
 
     async def _page(self, ref: int) -> tuple[Row, ...] | None:
         """The platform's answer to a history request; None: it did not come."""
-        page = self._pages[ref] = self._loop.create_future()
+        page: asyncio.Future[tuple[Row, ...] | None] = self._loop.create_future()
+        self._pages[ref] = page
         self._poke()
         try:
-            return await asyncio.wait_for(page, HISTORY_S)
+            async with asyncio.timeout(HISTORY_S):
+                return await page
         except TimeoutError:
             return None
         finally:

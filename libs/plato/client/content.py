@@ -11,6 +11,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from plato.core.visible import plain
 from plato.wire.v1 import content_pb2 as pb
 
 OPERATIONS: Final = range(1_000, 2_000)
@@ -92,7 +93,7 @@ class Rich:
         for a in self.attachments:
             inner.attachments.add(
                 attachment_id=a.attachment_id,
-                name=a.name,
+                name=plain(a.name),  # else the platform refuses it
                 media_type=a.media_type,
                 size_bytes=a.size_bytes,
                 width=a.width,

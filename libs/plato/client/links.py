@@ -262,7 +262,8 @@ class WsLink:
     async def _release(self) -> None:
         """Says goodbye, briefly; a peer that does not answer is not waited for."""
         try:
-            await asyncio.wait_for(self._socket.close(), _CLOSE_S)
+            async with asyncio.timeout(_CLOSE_S):
+                await self._socket.close()
         except (TimeoutError, OSError, aiohttp.ClientError, RuntimeError):
             pass
         for task in self._tasks:

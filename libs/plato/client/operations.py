@@ -16,6 +16,7 @@ from plato.client.api import Message, Receipt
 from plato.client.content import TITLE_BYTES, USERS, MsgType, Operation, Rich, Role
 from plato.client.sent import Sent
 from plato.core.conversations import group_id, is_user_id
+from plato.core.visible import plain
 
 
 class Operations(ABC):
@@ -133,11 +134,15 @@ def _users(users: Iterable[str]) -> tuple[str, ...]:
     named = tuple(dict.fromkeys(users))
     for user in named:
         if not is_user_id(user):
-            raise ValueError(f"user {user!r}: 1 to 64 bytes of UTF-8 without control characters")
+            raise ValueError(f"user {user!r}: 1 to 64 bytes of UTF-8 without control or invisible characters")
     return named
 
 
 def _title(title: str) -> str:
+    """Without what shows nothing or turns the text: the platform refuses it."""
+    title = plain(title)
+    if title.isspace():
+        raise ValueError("a title of white space alone")
     if len(title.encode()) > TITLE_BYTES:
         raise ValueError(f"a title of {len(title.encode())} bytes: at most {TITLE_BYTES}")
     return title

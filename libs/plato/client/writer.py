@@ -70,7 +70,8 @@ class Writer:
     async def drain(self, timeout_s: float) -> bool:
         """Waits until all is durable and released. False: it took too long."""
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True

@@ -8,6 +8,9 @@ import re
 from typing import Final
 from zlib import crc32
 
+from plato.api import names
+from plato.core.visible import is_plain
+
 MAX_ID_BYTES: Final = 64
 MAX_TITLE_BYTES: Final = 128
 DIALOGUE_PREFIX: Final = "d:"
@@ -32,22 +35,33 @@ def group_id(creator: str, client_msg_id: bytes) -> str:
 
 
 def is_user_id(user: str) -> bool:
-    """1 to 64 bytes of UTF-8 without a control character."""
-    return _is_name(user)
+    """1 to 64 bytes of UTF-8, plain (plato.core.visible): no two of them look alike but for their letters."""
+    return _fits(user) and is_plain(user)
+
+
+def why_no_person(user: str) -> str:
+    """Why nobody may speak as this user; "": a person may."""
+    if not is_user_id(user):
+        return "is no user_id: 1 to 64 bytes of UTF-8 without what is not seen or turns the direction of text"
+    if user.startswith(names.GUEST_PREFIX):
+        return f"begins with {names.GUEST_PREFIX}, as only guests do"
+    if user == names.ADMIN_USER:
+        return f"is {names.ADMIN_USER}, which is kept for what administrators do"
+    return ""
 
 
 def is_conversation_id(conversation: str) -> bool:
     """1 to 64 bytes of UTF-8 without a control character."""
-    return _is_name(conversation)
+    return _fits(conversation) and _CONTROL(conversation) is None
 
 
 def is_title(title: str) -> bool:
-    """At most 128 bytes of UTF-8 without a control character; may be empty."""
+    """At most 128 bytes of UTF-8, plain (plato.core.visible); may be empty, but not look so."""
     try:
         size = len(title.encode())
     except UnicodeEncodeError:
         return False
-    return size <= MAX_TITLE_BYTES and _CONTROL(title) is None
+    return size <= MAX_TITLE_BYTES and is_plain(title) and (not title or not title.isspace())
 
 
 def is_open_id(conversation: str) -> bool:
@@ -60,9 +74,9 @@ def partition_of(conversation: str, partitions: int) -> int:
     return crc32(conversation.encode()) % partitions
 
 
-def _is_name(name: str) -> bool:
+def _fits(name: str) -> bool:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:  # a lone surrogate
         return False
-    return 1 <= size <= MAX_ID_BYTES and _CONTROL(name) is None
+    return 1 <= size <= MAX_ID_BYTES

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from plato.api import names
 from plato.core.codes import Code
-from plato.core.conversations import is_user_id
+from plato.core.conversations import why_no_person
 from plato.core.errors import PeerError
 from plato.ports import Claims
 
@@ -33,6 +32,6 @@ class FakeTokens:
             raise PeerError(self._refused[token])
         kind, _, user = token.partition(":")
         kind, *scope = kind.split("+")
-        if kind != "fake" or not is_user_id(user) or user.startswith(names.GUEST_PREFIX):
+        if kind != "fake" or why_no_person(user):
             raise PeerError(Code.TOKEN_INVALID)
         return Claims(user, frozenset(scope))

@@ -60,7 +60,9 @@ def application(
     async def page(request: Request) -> Response:
         if request.headers.get("host") not in names:
             return refused(403, f"this page is at http://{names[0]}")
-        found = files.get(request.url.path)
+        found = files.get(
+            request.scope["path"]
+        )  # of an URL "?" and line ends would be cut off, though they were escaped
         if found is None:
             return refused(404, "there is no such file")
         body, media_type = found
@@ -84,7 +86,7 @@ def application(
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return refused(400, 'send {"name": "alice"}')
         if not is_user_id(name):
-            return refused(400, "a name has 1 to 64 bytes and no control characters")
+            return refused(400, "a name has 1 to 64 bytes and no control or invisible characters")
         try:
             token = make_token(folder, settings.auth, name, TOKEN_S)
         except LocalError as e:

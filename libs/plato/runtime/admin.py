@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -12,7 +14,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+HEAD_S: Final = 10.0
+"""A request's head is whole within so long: from the open socket, or from the answer before."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 NotReady = Callable[[], str]
 """Says why this process does not serve now; "" when it does."""
 
@@ -41,6 +49,56 @@ def app(
     return Starlette(routes=[*standard, *routes])
 
 
+class _Http(H11Protocol):
+    """uvicorn's, which waits for ever for a head: idle and dribbling sockets would use up the process's descriptors."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        super().connection_made(transport)
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        cycle: Any = self.cycle
+        if cycle is None or cycle.response_complete:
+            if self._late is None:  # once: each byte must not give it more time
+                self._late = self.loop.call_later(HEAD_S, self._too_late)
+        elif self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _too_late(self) -> None:
+        if self.transport.get_protocol() is self:
+            self.transport.close()
+
+
+class PlainPaths:
+    """Has no path with a control character in it, escaped or not, be taken for one without: a router's pattern ends before a
+    line end, and what a proxy keeps from strangers by its path would be reached with one behind it."""
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] == "http" and _CONTROL.search(scope["path"]):
+            scope = {**scope, "path": _CONTROL.sub("\x00", scope["path"])}
+        await self._application(scope, receive, send)
+
+
 class HttpServer:
     """Serves an ASGI application inside this loop. `start` raises OSError (port in use) at once; `stop` ends it."""
 
@@ -55,12 +113,13 @@ class HttpServer:
     ) -> None:
         """proxies: whether a proxy on loopback may say whose request it brings; off where the application decides that."""
         config = uvicorn.Config(
-            application,
+            PlainPaths(application),
             host=host,
             port=port,
             log_config=None,
             access_log=False,
             lifespan="off",
+            http=_Http,
             proxy_headers=proxies,
         )
         config.load()

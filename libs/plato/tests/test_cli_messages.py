@@ -188,7 +188,7 @@ def test_settings_schema_describes_every_key(run: Run) -> None:
     assert set(schema["properties"]) >= {"gateway", "state", "msg", "ipconfig", "database", "store", "bus", "local"}
 
 
-@pytest.mark.parametrize("user", ["", "x" * 65, "guest:1", "a\x00b"])
+@pytest.mark.parametrize("user", ["", "x" * 65, "guest:1", "admin", "a\x00b"])
 def test_token_of_an_impossible_user_is_refused_in_words(run: Run, tmp_path: Path, user: str) -> None:
     _was_up(tmp_path / "d")
     one_line(run("token", user, "-d", str(tmp_path / "d")), 1, "cannot have a token")

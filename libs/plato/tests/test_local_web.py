@@ -80,6 +80,22 @@ async def test_the_page_loads_nothing_from_elsewhere(page: httpx.AsyncClient) ->
     for path in ("/page.js", "/page.css", "/icon.svg"):
         assert (await page.get(path)).status_code == 200
     assert (await page.get("/../web.py")).status_code == 404
+    for odd in (
+        "%01",
+        "%00",
+        "%0A",
+        "%0D%0A",
+        "%09",
+        "%3F",
+        "%3Fx",
+        "%23",
+        "%FF",
+        "page.js%0A",
+        "page.js%3F",
+        "%E2%80%A8",
+    ):
+        answer = await page.get(f"/{odd}")
+        assert (answer.status_code, "no such file" in answer.text) == (404, True), odd
     assert (await page.get("/", headers={"Host": "evil.example"})).status_code == 403
 
 

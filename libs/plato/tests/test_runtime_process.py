@@ -234,6 +234,10 @@ async def test_admin_tells_health_readiness_with_its_reason_and_metrics() -> Non
         assert (status, json.loads(body)) == (200, {"ready": True, "reason": ""})
         assert "# TYPE python_info gauge" in (await _get(port, "/metrics"))[1]
         assert await _get(port, "/more") == (200, "more")
+        for odd in ("%0A", "%0D%0A", "%01", "%E2%80%A8", "%00"):
+            assert (await _get(port, f"/more{odd}"))[0] == 404, (
+                "it is another path, for who keeps paths from strangers too"
+            )
     finally:
         await server.stop()
     with pytest.raises(aiohttp.ClientError):
@@ -284,3 +288,29 @@ async def test_a_part_that_is_cancelled_by_its_owner_just_ends() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_a_socket_that_brings_no_whole_head_is_closed_however_often_it_says_a_byte(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one peer takes all descriptors, and who asks for the list of gateways finds the door shut."""
+    monkeypatch.setattr(admin, "HEAD_S", 0.2)
+    port = _free_port()
+    server = admin.HttpServer(admin.app(lambda: ""), "127.0.0.1", port)
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        if sent:
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            await reader.readexactly(3)
+        end = asyncio.create_task(reader.read())
+        async with asyncio.timeout(20):
+            while not end.done():
+                writer.write(b"G")
+                await asyncio.sleep(0.02)
+        assert end.exception() is not None or end.result() == b""
+        writer.close()
+    finally:
+        await server.stop()

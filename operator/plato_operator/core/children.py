@@ -33,7 +33,7 @@ from plato.api.cluster import (
     UriKey,
     UrlKey,
 )  # fmt: skip
-from plato.api.names import admin_secret_name, api_service_name, default_pool_name, shard_name
+from plato.api.names import admin_secret_name, api_service_name, default_pool_name, is_taken, shard_name
 from plato.api.objects import to_object
 from plato.api.pool import DrainSpec, GatewayPoolSpec, PoolTemplate, Ports
 from plato.api.shared import Ref
@@ -181,7 +181,7 @@ def wanted(work: Work) -> Iterator[Wanted]:
             "GatewayPool", default_pool_name(name), "default", template, replicas=spec.gateways.initial_replicas
         )
     for pool in sorted(work.snap.pools.values(), key=lambda p: p.name):
-        if not pool.deleting:
+        if not pool.deleting and not is_taken(name, pool.name):
             yield from _pool(
                 pool.name, pool.spec, {"version": pool.spec.version or spec.version, **_common(work, GATEWAY)}
             )
@@ -245,16 +245,20 @@ def apply_children(work: Work) -> None:
     """Orders what is missing or was rendered from other inputs; a quiet cluster gets no order."""
     ipconfig_turn, ready_base = msg_done(work) and state_done(work), migrated(work)
     tokens_known = ("Secret", admin_secret_name(work.snap.cluster.name)) in work.snap.children
+    account_known = ("ServiceAccount", work.snap.cluster.name) in work.snap.children
     for child in wanted(work):
         input_hash, template_hash = hashes(child)
         there = work.snap.children.get((child.kind, child.name))
-        if there is not None and (child.once or there.input_hash == input_hash):
+        if there is not None and (child.once or (there.input_hash == input_hash and not there.orphan)):
             _scale(work, child, there)
             continue
         if child.owner_kind == "StateShard" and child.owner not in work.snap.shards:
             continue  # its owner is made first; the next pass knows the uid
         if child.owner_kind == "GatewayPool" and child.owner in {a.name for a in work.applies if isinstance(a, Apply)}:
             continue  # its owner's spec changes with this pass; the next one renders from that
+        pods = child.template is not None or child.kind == "Job"
+        if pods and there is None and (not account_known or work.snap.shared):
+            continue  # an account of that name may be somebody else's; shards would take another cluster's slots from it
         if child.template is not None and there is None and not tokens_known:
             continue  # pods would start with the tokens of a cluster of this name before, and refuse us
         if child.template is not None and not ready_base and _waits(child, there, template_hash):

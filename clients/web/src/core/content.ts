@@ -3,6 +3,7 @@ import { create, fromBinary, toBinary } from "@bufbuild/protobuf";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { fromUtf8, utf8 } from "./bytes";
 import type { Change, Row } from "./model";
+import { plain } from "./visible";
 import { clipped } from "./wire";
 import { MsgType, type Operation, OperationSchema, type Quote, QuoteSchema, type Rich, RichSchema } from "../wire/content_pb";
 
@@ -21,6 +22,7 @@ export const quoted = (init: MessageInitShape<typeof QuoteSchema>): Quote => cre
 /** [msg_type, body] of what a person says: plain text where that is all. */
 export function saidBody(init: MessageInitShape<typeof RichSchema>): [number, Uint8Array] {
   const rich = create(RichSchema, init);
+  for (const attachment of rich.attachments) attachment.name = plain(attachment.name); // else the platform refuses it
   if (!rich.reply && rich.attachments.length === 0 && rich.mentions.length === 0) return [MsgType.TEXT, utf8(rich.text)];
   return [MsgType.RICH, toBinary(RichSchema, rich)];
 }

@@ -1,8 +1,8 @@
 // Names of users and conversations, and which are well formed.
 import { base64url, compareBytes, concat, utf8 } from "./bytes";
 import { sha256 } from "./sha256";
+import { plain } from "./visible";
 
-const CONTROL = /[\u0000-\u001f\u007f-\u009f]/;
 const LONE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/;
 
 const prefixed = (bytes: Uint8Array): Uint8Array => concat(Uint8Array.of(bytes.length >> 8, bytes.length & 255), bytes);
@@ -21,8 +21,8 @@ export function groupId(creator: string, clientMsgId: Uint8Array): string {
 export const isDialogue = (conversationId: string): boolean => conversationId.startsWith("d:");
 export const isGroup = (conversationId: string): boolean => conversationId.startsWith("g:");
 
-/** 1 to 64 bytes of UTF-8 without a control character: a user_id or a conversation_id. */
+/** 1 to 64 bytes of UTF-8, plain: a user_id. */
 export function isName(name: string): boolean {
   const size = utf8(name).length;
-  return size >= 1 && size <= 64 && !CONTROL.test(name) && !LONE.test(name);
+  return size >= 1 && size <= 64 && !LONE.test(name) && plain(name) === name;
 }

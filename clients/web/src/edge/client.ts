@@ -8,6 +8,7 @@ import { dialogueId, groupId, isName } from "../core/conversations";
 import { MsgType, operationBody, type Role } from "../core/content";
 import { type Effects, type Entry, type Friend, type Notice, type Row, type State, effectsAny } from "../core/model";
 import type { Thread } from "../core/inbox";
+import { plain } from "../core/visible";
 import { Machine } from "../core/session";
 import { Access, type TokenProvider } from "./access";
 import { Links } from "./links";
@@ -81,7 +82,7 @@ export class Client {
    * outbox. One client per user and browser at a time: see `alone`. Rejects when the browser keeps no data.
    */
   static async open(options: ClientOptions): Promise<Client> {
-    if (!isName(options.user)) throw new Error(`user ${options.user}: 1 to 64 bytes of UTF-8 without control characters`);
+    if (!isName(options.user)) throw new Error(`user ${options.user}: 1 to 64 bytes of UTF-8 without control or invisible characters`);
     const store = await Store.open(storeName(options.user), newDeviceId());
     const client = new Client(options, store);
     client.machine.start(nowMs());
@@ -141,7 +142,7 @@ export class Client {
     if (body.length > this.machine.timing.maxBodyBytes)
       throw new Error(`the message is too long: ${body.length} bytes, ${this.machine.timing.maxBodyBytes} are taken`);
     if ("user" in to) {
-      if (!isName(to.user)) throw new Error("a name has 1 to 64 bytes and no control characters");
+      if (!isName(to.user)) throw new Error("a name has 1 to 64 bytes and no control or invisible characters");
       return this.put(dialogueId(this.user, to.user), to.user, msgType, body);
     }
     return this.put(to.conversationId, "", msgType, body);
@@ -151,7 +152,7 @@ export class Client {
   async createGroup(title: string, users: string[]): Promise<string> {
     const key = crypto.getRandomValues(new Uint8Array(16));
     const id = groupId(this.user, key);
-    await this.put(id, "", MsgType.GROUP_CREATE, operationBody({ title, users }), hex(key));
+    await this.put(id, "", MsgType.GROUP_CREATE, operationBody({ title: plain(title), users }), hex(key));
     return id;
   }
 
@@ -168,7 +169,7 @@ export class Client {
   }
 
   rename(conversationId: string, title: string): Promise<Entry> {
-    return this.put(conversationId, "", MsgType.GROUP_RENAME, operationBody({ title }));
+    return this.put(conversationId, "", MsgType.GROUP_RENAME, operationBody({ title: plain(title) }));
   }
 
   giveRole(conversationId: string, user: string, role: Role): Promise<Entry> {

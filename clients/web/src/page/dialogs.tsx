@@ -6,7 +6,7 @@ import type { Chat } from "./chat";
 import { Avatar, type Choice, Menu, Modal } from "./parts";
 import type { Talk } from "./talk";
 
-const BAD_NAME = "A name has 1 to 64 bytes and no control characters.";
+const BAD_NAME = "A name has 1 to 64 bytes and no control or invisible characters.";
 
 export function NewConversation({ chat, onClose, onGroup }: { chat: Chat; onClose: () => void; onGroup: () => void }) {
   const [name, setName] = useState("");

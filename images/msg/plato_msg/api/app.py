@@ -1,7 +1,7 @@
 """The HTTP API, put together: a FastAPI application that stands behind the fixed routes of msg's HTTP port.
 
     socket → /healthz, /readyz, /metrics, /v1/report, /admin/… (plato.runtime.admin)
-           → everything else: size → origin (CORS) → token and rate (auth) → one router per noun → the stores of the frames
+           → everything else: size → origin (CORS) → token, rate, turn (auth) → one router per noun → stores
 
 Refusals are problem+json, also those of FastAPI itself. Bounds: a body of BODY_MAX_BYTES unless a route says its
 own, the rates of auth.
@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from plato.core.codes import Code
@@ -27,7 +27,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plato_msg.api import problems
-from plato_msg.api.auth import Door
+from plato_msg.api.auth import Door, in_turn
 from plato_msg.api.fields import KeepSlashes
 from plato_msg.api.problems import Problem
 
@@ -60,6 +60,7 @@ def application(
         redoc_url=None,
         redirect_slashes=False,
         responses=problems.RESPONSES,
+        dependencies=[Depends(in_turn, scope="function")],  # a turn is over before the answer is sent, however slowly
         telemetry={
             "tracing": False,
             "metrics": False,

@@ -5,29 +5,37 @@
                          routes that allow that
 
 A limit per person (msg.api_user_per_s), and per server (msg.api_server_per_s); it is charged before anything is read.
-Memory: the buckets, see plato.core.rates.
+What is read for one user is read READS_AT_ONCE at a time (`in_turn`, on every route): the others wait, or are refused.
+Memory: the buckets, see plato.core.rates, and an entry per user who is answered now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Annotated, Final
 
 from fastapi import Depends, Header, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from plato.core.codes import Code
-from plato.core.conversations import is_user_id
+from plato.core.conversations import why_no_person
 from plato.core.errors import PeerError
 from plato.core.rates import Buckets
 from plato.ports import TokenVerifier
 from starlette.requests import Request
 
 from plato_msg.api.problems import Problem
+from plato_msg.turns import TooMany, Turns
 
 SERVER_SCOPE: Final = "server"
 BURST_S: Final = 4
 """So many seconds' worth of requests may come at once."""
+READS_AT_ONCE: Final = 2
+READS_IN_ALL: Final = 16
+"""Reads for one user: under way, and with those that wait. There are more connections than READS_AT_ONCE."""
+RETRY_MS: Final = 500
+WAITS: Final = "/v1/events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,7 @@ class Door:
         self._users: Buckets[str] = Buckets(user_per_s, user_per_s * BURST_S)
         self._servers: Buckets[str] = Buckets(server_per_s, server_per_s * BURST_S)
         self._now_ms = now_ms
+        self.reads = Turns(READS_AT_ONCE, READS_IN_ALL, RETRY_MS)
 
     def admit(self, token: str, acts_for: str) -> Caller:
         """Raises Problem."""
@@ -66,8 +75,8 @@ class Door:
             if acts_for not in ("", claims.user):
                 raise Problem(Code.NOT_ALLOWED, "this token acts for its own user only; Plato-User is for servers")
             return Caller(claims.user)
-        if acts_for and not is_user_id(acts_for):
-            raise Problem(Code.MALFORMED, "Plato-User must be 1 to 64 bytes of UTF-8 without control characters")
+        if acts_for and (why := why_no_person(acts_for)):
+            raise Problem(Code.MALFORMED, f"Plato-User {why}")
         return Caller(acts_for, True)
 
     def look(self, token: str) -> None:
@@ -97,6 +106,7 @@ class Door:
         buckets.charge(key, now_ms)
 
 
+_READS: Final = frozenset({"GET", "HEAD"})
 _BEARER: Final = HTTPBearer(auto_error=False, description="A token as for a gateway: docs/http-api.md.")
 
 
@@ -112,6 +122,21 @@ async def caller(
 
 AnyCaller = Annotated[Caller, Depends(caller)]
 """A person, or a server, for somebody or with authority."""
+
+
+async def in_turn(request: Request, who: AnyCaller) -> AsyncIterator[None]:
+    """Around every route: reads of one user take turns. Not those of a server that acts for nobody, and not where a request
+    waits for events. Raises Problem: 429."""
+    if request.method not in _READS or not who.user or request.scope["path"] == WAITS:
+        yield
+        return
+    door: Door = request.app.state.door
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(door.reads.of(who.user))
+        except TooMany as e:
+            raise Problem(e.code, e.words, retry_ms=e.retry_ms) from e
+        yield
 
 
 async def person(who: AnyCaller) -> str:

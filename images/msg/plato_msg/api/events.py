@@ -9,12 +9,12 @@ from plato.core.codes import Code
 from plato.core.conversations import is_conversation_id
 
 from plato_msg.api import render
-from plato_msg.api.auth import Server
+from plato_msg.api.auth import WAITS, Server
 from plato_msg.api.models import Answer, MessageOut
 from plato_msg.api.problems import Problem
 from plato_msg.feed import Busy, Feed, Foreign, Gone
 
-PATH: Final = "/v1/events"
+PATH: Final = WAITS
 NOW: Final = "now"
 MAX_WAIT_S: Final = 60.0
 

@@ -10,22 +10,25 @@ import binascii
 import re
 import uuid
 from typing import Annotated, Final, NamedTuple, Self
-from urllib.parse import unquote
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from fastapi import Depends, Header, Path
 from plato.core.codes import Code
 from plato.core.conversations import is_user_id
 from plato.core.ids import MAX_ID
+from plato.core.visible import plain
 from plato.wire.v1 import content_pb2 as content
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from plato_msg.api import problems
 from plato_msg.api.auth import AnyCaller
 from plato_msg.api.models import Given, MsgId, UserId
 from plato_msg.api.problems import Problem
 from plato_msg.operations import client_msg_id_of
 
 _SLASH: Final = "\x01"
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ESCAPED: Final = re.compile(rb"%2[fF]")
 MAX_MENTIONS: Final = 100
 MAX_ATTACHMENTS: Final = 10
@@ -35,16 +38,26 @@ LAST_OPERATION: Final = 1_999
 
 
 class KeepSlashes:
-    """Has an escaped slash of a path stay part of its segment."""
+    """Has an escaped slash of a path stay part of its segment. Refuses paths with what no id can hold: a control character
+    would be taken for such a slash, and bytes that are no UTF-8 for each other."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        raw = scope.get("raw_path") or b""
-        if scope["type"] == "http" and _ESCAPED.search(raw):
-            scope = {**scope, "path": unquote(_ESCAPED.sub(b"%01", raw.split(b"?")[0]).decode("ascii", "replace"))}
+        if scope["type"] == "http":
+            raw = (scope.get("raw_path") or quote(scope["path"]).encode()).split(b"?")[0]
+            try:
+                odd = _CONTROL.search(unquote_to_bytes(raw).decode()) is not None
+            except UnicodeDecodeError:
+                odd = True
+            if odd:
+                why = "the path holds a control character, or bytes that are no UTF-8; escape the UTF-8 of an id with %"
+                await problems.answer(Problem(Code.MALFORMED, why))(scope, receive, send)
+                return
+            if _ESCAPED.search(raw):
+                scope = {**scope, "path": unquote(_ESCAPED.sub(b"%01", raw).decode("ascii", "replace"))}
         await self._app(scope, receive, send)
 
 
@@ -55,7 +68,7 @@ def _slashes(given: object) -> object:
 def user_id(given: str) -> str:
     """Itself, or ValueError."""
     if not is_user_id(given):
-        raise ValueError("must be 1 to 64 bytes of UTF-8 without control characters")
+        raise ValueError("must be 1 to 64 bytes of UTF-8 without control or invisible characters")
     return given
 
 
@@ -111,7 +124,7 @@ class AttachmentIn(Given):
     """A reference, as the upload answered it."""
 
     attachment_id: str = Field(max_length=64)
-    name: str = Field("", max_length=256)
+    name: Annotated[str, AfterValidator(plain)] = Field("", max_length=256)
     media_type: str = Field("", max_length=128)
     size_bytes: int = Field(0, ge=0, le=MAX_ID)
     width: int = Field(0, ge=0, le=2**32 - 1)

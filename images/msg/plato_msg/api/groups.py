@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Response
 from plato.core.codes import Code
-from plato.core.conversations import GROUP_PREFIX, group_id, is_conversation_id
+from plato.core.conversations import GROUP_PREFIX, group_id, is_conversation_id, is_title
 from plato.wire.v1 import content_pb2 as content
 from pydantic import AfterValidator, Field
 
@@ -34,10 +34,22 @@ ROLES: Final = ("member", "administrator", "owner")
 Users = Annotated[list[Annotated[UserId, AfterValidator(user_id)]], Field(min_length=1, max_length=MOST_USERS)]
 
 
+def _title(given: str) -> str:
+    if not is_title(given):
+        raise ValueError(
+            "must be at most 128 bytes of UTF-8 that are seen: no control characters, nothing that is invisible or turns the"
+            " direction of text"
+        )
+    return given
+
+
+Title = Annotated[str, AfterValidator(_title)]
+
+
 class GroupIn(Given):
     """A new group. Its maker becomes the owner."""
 
-    title: str = Field("", max_length=128, description="At most 128 bytes of UTF-8.")
+    title: Title = Field("", max_length=128, description="At most 128 bytes of UTF-8.")
     members: list[Annotated[UserId, AfterValidator(user_id)]] = Field([], max_length=MOST_USERS)
     name: str | None = Field(None, description="Servers only: the group's id is g: and this name, 1 to 62 bytes.")
 
@@ -45,7 +57,7 @@ class GroupIn(Given):
 class GroupChange(Given):
     """What is changed of a group."""
 
-    title: str = Field(max_length=128, description="At most 128 bytes of UTF-8.")
+    title: Title = Field(max_length=128, description="At most 128 bytes of UTF-8.")
 
 
 class UsersIn(Given):

@@ -85,6 +85,21 @@ def router(operations: Operations, conversations: Conversations, hides: Hides, b
         )
         return body.rich.content(reply).SerializeToString()
 
+    async def first(user: str, conversation_id: str, client_msg_id: bytes, refused: Problem) -> Sent:
+        """What was answered to the same request before. Raises the refusal where there was none."""
+        sent = await operations.first(user, conversation_id, client_msg_id)
+        if sent is None:
+            raise refused
+        return sent
+
+    async def changed_before(who: Caller, msg_id: int, key: bytes, refused: Problem) -> tuple[str, Sent]:
+        """`first` of a change of a message that the caller may not see any more, and its conversation. It tells of nothing
+        but the caller's own."""
+        message = await conversations.message(None, msg_id) if msg_id else None
+        if message is None:
+            raise refused
+        return message.conversation_id, await first(who.user or ADMIN, message.conversation_id, key, refused)
+
     @routes.post(PATH, status_code=201, response_model=SentOut, response_model_exclude_none=True, responses=PENDING)
     async def send(user: Person, key: Key, message: Outgoing, response: Response) -> Any:
         """Send a message."""
@@ -99,8 +114,11 @@ def router(operations: Operations, conversations: Conversations, hides: Hides, b
             if not is_conversation_id(conversation_id):
                 raise Problem(Code.BAD_CONVERSATION)
         body = message.read(body_max_bytes)
-        raw = await complete(user, conversation_id, body)
         client_msg_id = message.client_msg_id.bytes if message.client_msg_id is not None else key
+        try:
+            raw = await complete(user, conversation_id, body)
+        except Problem as e:  # what it answers was recalled, maybe after it was sent
+            return told(response, conversation_id, client_msg_id, await first(user, conversation_id, client_msg_id, e))
         sent = await operations.send(user, conversation_id, body.msg_type, raw, client_msg_id, to_user=message.to or "")
         return told(response, conversation_id, client_msg_id, sent)
 
@@ -112,8 +130,12 @@ def router(operations: Operations, conversations: Conversations, hides: Hides, b
     @routes.patch(ONE, response_model=SentOut, response_model_exclude_none=True, responses=PENDING)
     async def edit(user: Person, key: Key, msg_id: MsgIdPath, changed: BodyIn, response: Response) -> Any:
         """Edit an own message: its text, or all of it with rich. The answer tells the place of the edit itself."""
-        old = await found(Caller(user), msg_id)
         body = changed.read(body_max_bytes)
+        try:
+            old = await found(Caller(user), msg_id)
+        except Problem as e:
+            conversation_id, sent = await changed_before(Caller(user), msg_id, key, e)
+            return told(response, conversation_id, key, sent)
         if body.msg_type == content.TEXT and old.message.msg_type == content.RICH:
             # New words of a rich message; what it answers and carries stays.
             try:
@@ -123,7 +145,10 @@ def router(operations: Operations, conversations: Conversations, hides: Hides, b
             rich.text = body.raw.decode()
             msg_type, raw = int(content.RICH), rich.SerializeToString()
         else:
-            msg_type, raw = body.msg_type, await complete(user, old.conversation_id, body)
+            try:
+                msg_type, raw = body.msg_type, await complete(user, old.conversation_id, body)
+            except Problem as e:
+                return told(response, old.conversation_id, key, await first(user, old.conversation_id, key, e))
         operation = content.Operation(msg_id=msg_id, msg_type=msg_type, body=raw)
         sent = await operations.operate(user, old.conversation_id, content.EDIT, operation, key)
         return told(response, old.conversation_id, key, sent)
@@ -139,7 +164,13 @@ def router(operations: Operations, conversations: Conversations, hides: Hides, b
         ] = "all",
     ) -> Any:
         """Recall a message, or hide it from oneself."""
-        old = await found(who, msg_id)
+        try:
+            old = await found(who, msg_id)
+        except Problem as e:
+            if scope == "me":
+                raise
+            conversation_id, sent = await changed_before(who, msg_id, key, e)
+            return told(response, conversation_id, key, sent)
         if scope == "me":
             if who.authority:
                 raise Problem(Code.MALFORMED, "name the user that this request acts for in the header Plato-User")

@@ -27,6 +27,7 @@ from typing import Any, Final
 import h11
 import uvicorn
 from plato.runtime import logs
+from plato.runtime.admin import PlainPaths
 from plato.runtime.client_tls import NewestCertificate
 from prometheus_client import Counter, Gauge
 from starlette.requests import ClientDisconnect
@@ -81,9 +82,11 @@ class ApiPort:
         self._bounds = bounds
         self._certificates = certificates
 
+        plain = PlainPaths(application)
+
         async def unless_gone(scope: Scope, receive: Receive, send: Send) -> None:
             with contextlib.suppress(ClientDisconnect):  # else a stranger's every hang-up is a trace in the log
-                await application(scope, receive, send)
+                await plain(scope, receive, send)
 
         self._config = uvicorn.Config(
             unless_gone,

@@ -20,6 +20,7 @@ from plato_msg.api.auth import Person
 from plato_msg.api.models import Answer, MessageOut
 from plato_msg.api.problems import Problem
 from plato_msg.search import Hit, Question, Search
+from plato_msg.turns import TooMany
 
 PAGE: Final = 30
 MAX_PAGE: Final = 100
@@ -40,6 +41,7 @@ class HitsOut(Answer):
 
     messages: list[HitOut]
     cursor: str | None = None
+    left_out: str | None = Field(None, description="Where not everything was searched: what was, in words.")
 
 
 def router(search: Search | None) -> APIRouter:
@@ -76,12 +78,16 @@ def router(search: Search | None) -> APIRouter:
             raise Problem(Code.MALFORMED, "query.cursor: is none of this list's")
         question = Question(q, conversation, sender, after, before)
         try:
-            hits, below = await search.page(user, question, int(cursor) if cursor else MAX_ID, limit)
+            page = await search.page(user, question, int(cursor) if cursor else MAX_ID, limit)
+        except TooMany as e:
+            raise Problem(e.code, e.words, retry_ms=e.retry_ms) from e
         except PeerError as e:
             raise Problem(e.code, str(e).partition(": ")[2]) from e
-        said: dict[str, Any] = {"messages": [_shown(hit) for hit in hits]}
-        if below:
-            said["cursor"] = str(below)
+        said: dict[str, Any] = {"messages": [_shown(hit) for hit in page.hits]}
+        if page.below:
+            said["cursor"] = str(page.below)
+        if page.left_out:
+            said["left_out"] = page.left_out
         return said
 
     return routes

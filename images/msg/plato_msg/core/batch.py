@@ -282,7 +282,7 @@ def judge(
             standing = now[u.conversation_id] = (
                 Standing(held.kind, held.members, held.roles, held.count, held.last_seq) if held else Standing(None, {})
             )
-        verdict = _judge_one(u, standing, rules, targets, now_ms)
+        verdict = _judge_one(u, standing, rules, targets, now_ms, known.gates)
         if verdict.code == Code.OK and (code := known.gates.judge(u)) != Code.OK:
             verdict = Verdict(code)
         if verdict.code == Code.OK:
@@ -293,14 +293,17 @@ def judge(
     return judged
 
 
-def _judge_one(u: Uplink, now: Standing, rules: policy.Rules, targets: _Targets | None, now_ms: int) -> Verdict:
+def _judge_one(
+    u: Uplink, now: Standing, rules: policy.Rules, targets: _Targets | None, now_ms: int, gates: Gates
+) -> Verdict:
     if not operations.is_operation(u.msg_type):
         member = now.has(u.from_user)
         code, kind, users = policy.judge(rules, u.conversation_id, u.from_user, u.to_user, now.kind, member, now.count)
         return Verdict(code, kind, tuple(user for user in users if not now.has(user)) if users else users)
-    op = u.operation
-    if op is None:
+    if u.operation is None:
         return Verdict(Code.BAD_OPERATION)
+    op = gates.invited(u).operation
+    assert op is not None  # it was there
     if u.guest:
         return Verdict(Code.NOT_ALLOWED if now.has(u.from_user) else Code.NOT_A_MEMBER)
     target = targets.of.get(op.msg_id) if targets is not None else None

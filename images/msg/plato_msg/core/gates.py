@@ -1,5 +1,5 @@
 """What an uplink that its conversation would take is refused for all the same: its recipient does not want it, or it
-references what its sender may not read. Both as of the record."""
+references what its sender may not read. And whom its sender may bring into groups. All as of the record."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class Gates:
 
     unwelcome: Collection[tuple[str, str]] = ()
     """(conversation_id, sender) of dialogues whose other user takes nothing of the sender."""
+    uninvited: Collection[tuple[str, str]] = ()
+    """(user, who wants to bring him into a group) of users who take nothing of that one."""
     readable: Collection[tuple[str, str]] = ()
     """(user, attachment_id) of the attachments that the batch references, by whom."""
 
@@ -31,11 +33,35 @@ class Gates:
         if self.unwelcome and _asks(u) and (u.conversation_id, u.from_user) in self.unwelcome:
             return Code.NOT_WELCOME
         named = references.of(u)
-        if len(named) > references.MOST:
+        if len(named) > references.MOST or (named and references.misleads(u)):
             return Code.BAD_OPERATION
         if any((u.from_user, attachment_id) not in self.readable for attachment_id in named):
             return Code.ATTACHMENT_UNKNOWN
         return Code.OK
+
+    def invited(self, u: Uplink) -> Uplink:
+        """As it is done: without those who take nothing of its sender. In silence, as with those who are members already: an
+        answer about one of several would tell more than a dialogue's does."""
+        if not self.uninvited or not _brings(u) or u.operation is None:
+            return u
+        users = tuple(user for user in u.operation.users if (user, u.from_user) not in self.uninvited)
+        return u._replace(operation=u.operation._replace(users=users))
+
+
+def _brings(u: Uplink) -> bool:
+    """It brings people into a group, and they are asked: not by what servers do."""
+    return not u.authority and u.msg_type in (content.GROUP_CREATE, content.GROUP_ADD)
+
+
+def invitations(uplinks: Collection[Uplink]) -> Collection[tuple[str, str]]:
+    """(user, who wants to bring him into a group) to look up."""
+    return {
+        (user, u.from_user): None
+        for u in uplinks
+        if _brings(u) and u.operation is not None
+        for user in u.operation.users
+        if user != u.from_user
+    }
 
 
 def _asks(u: Uplink) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
+from plato.core.visible import is_plain
 from plato.wire.v1 import content_pb2 as content
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 MOST: Final = 10
 """Attachments of one message."""
+NAME_CHARACTERS: Final = 256
+"""Of one's name."""
 
 
 def attachments(msg_type: int, body: bytes) -> tuple[str, ...]:
@@ -25,6 +28,13 @@ def attachments(msg_type: int, body: bytes) -> tuple[str, ...]:
     except DecodeError:
         return ()
     return tuple(dict.fromkeys(a.attachment_id for a in rich.attachments)) if rich.attachments else ()
+
+
+def misleads(uplink: Uplink) -> bool:
+    """Whether an attachment that it names has a name that is not plain (plato.core.visible)."""
+    edit = uplink.operation if uplink.msg_type == content.EDIT else None
+    body = uplink.body if edit is None else edit.body
+    return any(len(a.name) > NAME_CHARACTERS or not is_plain(a.name) for a in content.Rich.FromString(body).attachments)
 
 
 def of(uplink: Uplink) -> tuple[str, ...]:

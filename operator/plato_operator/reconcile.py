@@ -362,6 +362,7 @@ class Clusters:
     async def _tell_strays(self, found: Mapping[tuple[str, str], Object]) -> None:
         """Says on GatewayPools and StateShards that their clusterRef names nobody: no loop looks at them. What a
         PlatoCluster made goes with it."""
+        uids: list[str] = []
         for namespace in self._listed:
             for kind in ("GatewayPool", "StateShard"):
                 try:
@@ -371,9 +372,11 @@ class Clusters:
                             continue
                         words = f"there is no PlatoCluster {of} in this namespace: create it, or delete this {kind}"
                         self._means.lease.check()
+                        uids.append(meta["uid"])
                         await self._strays.stalled(kind, obj, "NoCluster", words, int(time.time() * 1000))
                 except KubeError as e:
                     _log.warning("not told whose cluster is missing", kind=kind, why=str(e))
+        self._strays.keep(uids)
 
     async def _refuse(self, obj: Object, why: str) -> None:
         """Says on a cluster that we do not run it."""

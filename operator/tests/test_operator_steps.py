@@ -447,6 +447,20 @@ def test_a_stale_cache_retires_nobody_and_turns_no_shard_back(world: World) -> N
     assert world.topology.gateways == pods
 
 
+def test_another_public_address_reaches_clients_by_the_record(world: World) -> None:
+    """spec.publicAddress or a node's annotation was changed: no pod rolls for it. One that is not known any more stays."""
+    snap = world.snapshot(world.leader)
+    name = f"{POOL}-0"
+    at = snap.pods[name].endpoint
+    assert at is not None
+    for ip, told in (("192.0.2.7", "192.0.2.7"), ("", at.ip)):
+        pods = {**snap.pods, name: replace(snap.pods[name], endpoint=replace(at, ip=ip))}
+        plan = one_pass(replace(snap, pods=pods))
+        written = plan.write.topology if plan.write is not None else record(world)
+        assert written.gateways[name].ip == told
+        assert (plan.act, plan.applies) == (None, ())
+
+
 @pytest.mark.planner
 def test_o04_an_evicted_pod_that_stays_as_failed_leaves_the_record(world: World) -> None:
     """A node under pressure evicts a msg pod, and nobody deletes the object: its id would be held for ever, its address

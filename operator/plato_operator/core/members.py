@@ -189,8 +189,8 @@ def _refresh_shards(work: Work) -> None:
 
 
 def _refresh_addresses(work: Work) -> None:
-    """Which address clients are told follows the pool's publicAddress and the node: no pod rolls for it. What is not known at
-    the moment stays as it was."""
+    """Which address clients are told follows the pool's publicAddress and the node: no pod rolls for it. What is not known
+    at the moment stays as it was."""
     gateways = dict(work.topology.gateways)
     for name, pod in work.gateway_pods().items():
         record = record_of(work, pod)

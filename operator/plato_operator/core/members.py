@@ -99,7 +99,7 @@ def admit(work: Work) -> None:
             continue
         resting.pop(worker_id, None)
         if pod.component == MSG:
-            msgs[pod.name] = Msg(pod.uid, worker_id, f"{pod.ip}:{MSG_GRPC_PORT}")
+            msgs[pod.name] = msg_record(pod, worker_id)
         else:
             gateways[pod.name] = gateway_record(pod, worker_id)
     if len(gateways) + len(msgs) > len(work.topology.gateways) + len(work.topology.msgs):
@@ -113,6 +113,12 @@ def gateway_record(pod: Pod, worker_id: int) -> Gateway:
     return Gateway(
         pod.uid, worker_id, at.workers, (), at.ip, at.tcp, at.ws, at.admin, SERVING, pod.zone, pod.node, poll=at.poll
     )  # fmt: skip
+
+
+def msg_record(pod: Pod, worker_id: int) -> Msg:
+    """A msg process, and where its gRPC listens."""
+    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+    return Msg(pod.uid, worker_id, f"{host}:{MSG_GRPC_PORT}")
 
 
 def admissible(work: Work, pod: Pod) -> bool:

@@ -515,7 +515,7 @@ class Uplink:
                     )
 
     async def main(self) -> None:
-        """Appends batch after batch, one in flight; what failed is repeated as it was, by partition (R8). Until cancelled."""
+        """Appends batch after batch, one in flight; what failed is repeated, by partition (R8). Until cancelled."""
         batcher = self._shard.batcher
         async with asyncio.TaskGroup() as repeats:
             while True:
@@ -526,7 +526,8 @@ class Uplink:
                     try:
                         await self._bus.append(batches)
                     except Unavailable as e:
-                        self._append_failed(e)
+                        self._log.warning("an append failed; it is repeated", error=str(e))
+                        self._append_failed()
                         for partition in batcher.split():
                             repeats.create_task(self._repeat(partition), name=f"append again {partition}")
                         continue
@@ -542,15 +543,14 @@ class Uplink:
             try:
                 await self._bus.append({partition: batcher.again(partition)})
                 break
-            except Unavailable as e:
-                self._append_failed(e)
+            except Unavailable:
+                self._append_failed()
         self._appended(batcher.done(partition))
         self._something.set()  # what queued behind it
 
-    def _append_failed(self, error: Unavailable) -> None:
+    def _append_failed(self) -> None:
         metrics.APPEND_FAILURES.inc()
         self._shard.admission.append_failed(self._shard.now_ms)
-        self._log.warning("an append failed; it is repeated", error=str(error))
 
     def _appended(self, tickets: list[Ticket]) -> None:
         metrics.APPEND_RECORDS.inc(len(tickets))

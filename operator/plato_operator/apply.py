@@ -179,6 +179,7 @@ class Hands:
     async def _check_owner(self, order: Apply, made: Object) -> None:
         """Raises Taken if an object of this name is there that neither carries our label nor has our owner."""
         found = await self._kube.get(order.kind, self._namespace, order.name)
+        self._lease.check()  # the answer may have taken as long as a Lease is valid
         if found is None:
             return
         owner = made["metadata"]["ownerReferences"][0]["uid"]

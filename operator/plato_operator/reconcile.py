@@ -266,6 +266,8 @@ class Clusters:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._shut: set[str] = set()
         """Namespaces that forbid us to list their PlatoClusters, while others do not: they were deleted, with our role."""
+        self._age_known = False
+        """Whether the last answer about the CRDs was one; while it was not, no cluster is told that they are too old."""
         self._listed: list[str] = []
         """Of which the last round knows every PlatoCluster."""
         self._strays = Statuses(means.kube)
@@ -305,7 +307,8 @@ class Clusters:
                         self._tasks[key].cancel()
                 for namespace, name in found:
                     if lacking:
-                        await self._refuse(found[namespace, name], lacking)
+                        if self._age_known:
+                            await self._refuse(found[namespace, name], lacking)
                     elif (namespace, name) not in self._loops:
                         loop = self._loops[namespace, name] = Loop(self._means, namespace, name)
                         made = group.create_task(self._one(loop), name=f"{namespace}/{name}")
@@ -329,8 +332,10 @@ class Clusters:
         try:
             found = await crds.lacking(self._means.kube)
         except KubeError as e:
+            self._age_known = False
             _log.warning("the CRDs' age is not known", why=str(e))
             return before if self._loops else f"the CRDs' age is not known: {e}"
+        self._age_known = True
         if found and found != before:
             _log.error("does not run", why=found)
         return found
@@ -362,6 +367,7 @@ class Clusters:
     async def _tell_strays(self, found: Mapping[tuple[str, str], Object]) -> None:
         """Says on GatewayPools and StateShards that their clusterRef names nobody: no loop looks at them. What a
         PlatoCluster made goes with it."""
+        uids: list[str] = []
         for namespace in self._listed:
             for kind in ("GatewayPool", "StateShard"):
                 try:
@@ -371,9 +377,11 @@ class Clusters:
                             continue
                         words = f"there is no PlatoCluster {of} in this namespace: create it, or delete this {kind}"
                         self._means.lease.check()
+                        uids.append(meta["uid"])
                         await self._strays.stalled(kind, obj, "NoCluster", words, int(time.time() * 1000))
                 except KubeError as e:
                     _log.warning("not told whose cluster is missing", kind=kind, why=str(e))
+        self._strays.keep(uids)
 
     async def _refuse(self, obj: Object, why: str) -> None:
         """Says on a cluster that we do not run it."""

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from plato_operator import handlers, reconcile
 from plato_operator.handlers import WatchEnded, follow
-from plato_operator.kube import Kube, Refused
+from plato_operator.kube import Kube, Refused, Unreachable
 from plato_operator.lease import Lease
 from plato_operator.probes import SILENT_S, Health
 from plato_operator.reconcile import Clusters, Means
@@ -176,3 +176,45 @@ async def test_a_pool_or_shard_whose_cluster_is_not_there_says_so_once(monkeypat
         finding.cancel()
         await asyncio.wait([finding])
     assert written == [("GatewayPool", "slip", "NoCluster"), ("StateShard", "x", "NoCluster")]
+
+
+async def test_while_the_age_of_the_crds_cannot_be_asked_no_cluster_is_told_that_they_are_too_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An operator that starts beside a slow API server must not flip Ready. It waits, and acts when it knows."""
+    asked, running, written = 0, asyncio.Event(), list[str]()
+
+    class Kubernetes(Api):
+        async def merge(self, kind: str, *_: Any) -> Any:
+            written.append(kind)
+
+    class Loop:
+        def __init__(self, _: Means, namespace: str, name: str) -> None:
+            self.namespace, self.name = namespace, name
+
+        async def run(self) -> None:
+            running.set()
+            await asyncio.Event().wait()
+
+    class Held:
+        def check(self) -> None:
+            """Always."""
+
+    async def slow(_: object) -> str:
+        nonlocal asked
+        asked += 1
+        if asked < 4:
+            raise Unreachable("no answer")
+        return ""
+
+    monkeypatch.setattr(reconcile, "Loop", Loop)
+    monkeypatch.setattr(reconcile, "LATEST_S", 0.001)
+    monkeypatch.setattr("plato_operator.crds.lacking", slow)
+    async with aiohttp.ClientSession() as session:
+        means = Means(cast(Kube, Kubernetes()), session, cast(Lease, Held()), Health(), False)
+        finding = asyncio.create_task(Clusters(means, ("a",)).run())
+        await until(running.is_set)
+        finding.cancel()
+        await asyncio.wait([finding])
+    assert asked == 4
+    assert written == []

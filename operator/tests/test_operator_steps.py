@@ -447,6 +447,30 @@ def test_a_stale_cache_retires_nobody_and_turns_no_shard_back(world: World) -> N
     assert world.topology.gateways == pods
 
 
+def test_an_address_of_ip6_is_bracketed_before_its_port(world: World) -> None:
+    """Else it reads as a longer address without a port."""
+    snap = world.snapshot(world.leader)
+    topology = replace(record(world), msgs={})
+    pods = {n: replace(p, ip="fd00::5") if p.component == "msg" else p for n, p in snap.pods.items()}
+    plan = one_pass(replace(snap, topology=topology, pods=pods))
+    assert plan.write is not None
+    assert {m.addr for m in plan.write.topology.msgs.values()} == {"[fd00::5]:8907"}
+
+
+def test_another_public_address_reaches_clients_by_the_record(world: World) -> None:
+    """spec.publicAddress or a node's annotation was changed: no pod rolls for it. One that is not known any more stays."""
+    snap = world.snapshot(world.leader)
+    name = f"{POOL}-0"
+    at = snap.pods[name].endpoint
+    assert at is not None
+    for ip, told in (("192.0.2.7", "192.0.2.7"), ("", at.ip)):
+        pods = {**snap.pods, name: replace(snap.pods[name], endpoint=replace(at, ip=ip))}
+        plan = one_pass(replace(snap, pods=pods))
+        written = plan.write.topology if plan.write is not None else record(world)
+        assert written.gateways[name].ip == told
+        assert (plan.act, plan.applies) == (None, ())
+
+
 @pytest.mark.planner
 def test_o04_an_evicted_pod_that_stays_as_failed_leaves_the_record(world: World) -> None:
     """A node under pressure evicts a msg pod, and nobody deletes the object: its id would be held for ever, its address

@@ -130,6 +130,13 @@ def test_the_rendered_role_is_that_file() -> None:
     assert role["rules"] == yaml.safe_load(text("charts/plato/files/role.yaml"))
 
 
+def test_the_uninstall_job_runs_where_the_operator_may() -> None:
+    """On tainted nodes, or under a quota that asks for resources, it would never start, and no uninstall end."""
+    hook = text("charts/plato/templates/hooks/uninstall.yaml")
+    for field in ("resources", "nodeSelector", "tolerations"):
+        assert f".Values.operator.{field}" in hook
+
+
 def test_names_from_outside_are_quoted() -> None:
     """A namespace may be called 2024, and YAML would take it for a number."""
     bare = re.compile(r":\s+\{\{ \$?(\.Release\.(Name|Namespace)|namespace|pool) \}\}")

@@ -60,9 +60,8 @@ def application(
     async def page(request: Request) -> Response:
         if request.headers.get("host") not in names:
             return refused(403, f"this page is at http://{names[0]}")
-        found = files.get(
-            request.scope["path"]
-        )  # of an URL "?" and line ends would be cut off, though they were escaped
+        # Of an URL line ends and tabs would be cut off, though they were escaped.
+        found = files.get(request.scope["path"])
         if found is None:
             return refused(404, "there is no such file")
         body, media_type = found

@@ -262,7 +262,7 @@ async def test_bad_operations_are_refused_at_once(tmp_path: Path) -> None:
             await phone.add("g:x", "bob")
         with pytest.raises(ValueError, match="at least one"):
             await phone.remove("g:x", [])
-        with pytest.raises(ValueError, match="control characters"):
+        with pytest.raises(ValueError, match="invisible characters"):
             await phone.create_group("x", ["a\nb"])
         with pytest.raises(ValueError, match="at most 10"):
             await phone.send(Rich("x", attachments=(Attachment("a"),) * 11), to="bob")

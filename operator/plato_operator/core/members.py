@@ -85,6 +85,7 @@ def eviction(work: Work, pod: Pod) -> Drain:
 def admit(work: Work) -> None:
     """Enters pods that have no record, in one batch, while ids last; and brings the shards' uids up to date."""
     _refresh_shards(work)
+    _refresh_addresses(work)
     _replace_contested(work)
     newcomers = list(_newcomers(work))
     if not newcomers:
@@ -98,7 +99,7 @@ def admit(work: Work) -> None:
             continue
         resting.pop(worker_id, None)
         if pod.component == MSG:
-            msgs[pod.name] = Msg(pod.uid, worker_id, f"{pod.ip}:{MSG_GRPC_PORT}")
+            msgs[pod.name] = msg_record(pod, worker_id)
         else:
             gateways[pod.name] = gateway_record(pod, worker_id)
     if len(gateways) + len(msgs) > len(work.topology.gateways) + len(work.topology.msgs):
@@ -112,6 +113,12 @@ def gateway_record(pod: Pod, worker_id: int) -> Gateway:
     return Gateway(
         pod.uid, worker_id, at.workers, (), at.ip, at.tcp, at.ws, at.admin, SERVING, pod.zone, pod.node, poll=at.poll
     )  # fmt: skip
+
+
+def msg_record(pod: Pod, worker_id: int) -> Msg:
+    """A msg process, and where its gRPC listens."""
+    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+    return Msg(pod.uid, worker_id, f"{host}:{MSG_GRPC_PORT}")
 
 
 def admissible(work: Work, pod: Pod) -> bool:
@@ -185,6 +192,18 @@ def _refresh_shards(work: Work) -> None:
             shards[pod.owner] = replace(shard, ip=pod.ip)  # it got its address after its uid was written
     if shards != work.topology.shards:
         work.change(shards=dict(sorted(shards.items())))
+
+
+def _refresh_addresses(work: Work) -> None:
+    """Which address clients are told follows the pool's publicAddress and the node: no pod rolls for it. What is not known
+    at the moment stays as it was."""
+    gateways = dict(work.topology.gateways)
+    for name, pod in work.gateway_pods().items():
+        record = record_of(work, pod)
+        if record is not None and pod.endpoint is not None and pod.endpoint.ip not in ("", record.ip):
+            gateways[name] = replace(record, ip=pod.endpoint.ip)
+    if gateways != work.topology.gateways:
+        work.change(gateways=gateways)
 
 
 def gates(work: Work) -> None:

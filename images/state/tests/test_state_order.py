@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from plato.core.codes import Code
 from plato.core.conversations import partition_of
 from plato.core.errors import Unavailable
@@ -172,7 +173,9 @@ async def test_r8_an_unknown_append_is_repeated_as_it_was_and_nothing_overtakes_
         assert await ids(world) == [1, 2, 1, 2, 3]
 
 
-async def test_r8_a_partition_without_a_leader_holds_up_no_other_and_its_uplinks_are_appended_once() -> None:
+async def test_r8_a_partition_without_a_leader_holds_up_no_other_and_its_uplinks_are_appended_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As Kafka has it while some brokers are away: each append that names such a partition fails."""
     world = World()
     append, away = world.bus.append, partition_of("c", 4)
@@ -185,7 +188,7 @@ async def test_r8_a_partition_without_a_leader_holds_up_no_other_and_its_uplinks
     other = next(c for c in map(str, range(99)) if partition_of(c, 4) != away)
     async with world.shard() as state, Link(state) as link:
         client = await (await link.connect(world.conn_id())).live()
-        world.bus.append = without_leader  # type: ignore[method-assign]
+        monkeypatch.setattr(world.bus, "append", without_leader)
         await client.send(up("c", 1), up(other, 1))
         await answer(client, 1, Code.OK)
         for n in (2, 3):
@@ -193,7 +196,7 @@ async def test_r8_a_partition_without_a_leader_holds_up_no_other_and_its_uplinks
             await answer(client, n, Code.OK)
         await client.send(up("c", 2))
         assert [r.conversation_id for r in await world.bus.records()] == [other] * 3, "no copies of it for each failure"
-        world.bus.append = append  # type: ignore[method-assign]
+        monkeypatch.undo()
         await until(lambda: not state.shard.batcher)
         assert [(r.conversation_id, r.client_id) for r in await world.bus.records() if r.conversation_id == "c"] == [
             ("c", 1),

@@ -2,12 +2,12 @@
 
     append → its partitions' turns → batches, one per partition and round → acks=all, idempotent → known, or Unavailable
 
-A round puts at most one batch of each partition on its way and waits for all of them, so a batch that is lost has nothing
-behind it that could arrive before its repeat. With idempotence aiokafka repeats a batch for ever under one sequence
-number; an append therefore ends by its own time-out. After any failure the producer is thrown away, with what it still
-held, and the next append begins with a fresh one: the old one's sequence may have a gap that no repeat can close. What the
-old one had on its way may land late. Those are copies of records that are repeated anyway, and msg decides about copies
-(R1).
+A round puts at most one batch of each partition on its way and waits for all of them, so a batch that is lost has
+nothing behind it that could arrive before its repeat. With idempotence aiokafka repeats a batch for ever under one
+sequence number; an append therefore ends by its own time-out. After any failure the producer is thrown away, with what
+it still held, once no other append is under way on it, and the next append begins with a fresh one: the old one's
+sequence may have a gap that no repeat can close. What the old one had on its way may land late. Those are copies of
+records that are repeated anyway, and msg decides about copies (R1).
 Memory: one append's records per call, and their encoding.
 """
 
@@ -44,6 +44,8 @@ class KafkaBusProducer:
         self._turns = [asyncio.Lock() for _ in range(partitions)]
         self._opening = asyncio.Lock()
         self._producer: AIOKafkaProducer | None = None
+        self._uses: dict[AIOKafkaProducer, int] = {}
+        """Appends under way on each; also on one that was thrown away."""
         self._closings: set[asyncio.Task[None]] = set()
 
     @property
@@ -67,6 +69,7 @@ class KafkaBusProducer:
                         await turns.enter_async_context(self._turns[partition])
                 async with asyncio.timeout(self.timeout_s):
                     producer = await self._open()
+                    self._uses[producer] = self._uses.get(producer, 0) + 1
                     try:
                         await self._send(producer, portions)
                     except BaseException as e:
@@ -74,11 +77,15 @@ class KafkaBusProducer:
                             self._batch_bytes = max(LEAST_BATCH_BYTES, self._batch_bytes // 2)
                         self._discard(producer)
                         raise
+                    finally:
+                        self._left(producer)
 
     async def close(self) -> None:
         """Ends the producer; what is on its way may or may not arrive."""
-        if self._producer is not None:
-            self._discard(self._producer)
+        producers = {*self._uses, *([self._producer] if self._producer is not None else [])}
+        self._producer = None
+        for producer in producers:
+            self._begin_end(producer)
         while self._closings:
             await asyncio.wait(self._closings)
 
@@ -119,8 +126,20 @@ class KafkaBusProducer:
             waiting = {partition: batches[1:] for partition, batches in waiting.items() if batches[1:]}
 
     def _discard(self, producer: AIOKafkaProducer) -> None:
+        """No append begins with it any more."""
         if self._producer is producer:
             self._producer = None
+        if producer not in self._uses:
+            self._begin_end(producer)
+
+    def _left(self, producer: AIOKafkaProducer) -> None:
+        self._uses[producer] -= 1
+        if not self._uses[producer]:
+            del self._uses[producer]
+            if producer is not self._producer:
+                self._begin_end(producer)
+
+    def _begin_end(self, producer: AIOKafkaProducer) -> None:
         task = asyncio.create_task(_end(producer), name="kafka producer ends")
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiokafka.errors import MessageSizeTooLargeError
+from aiokafka.errors import MessageSizeTooLargeError, ProducerClosed
 from plato.adapters import bus_kafka
 from plato.adapters.bus_kafka import KafkaBusProducer
 from plato.adapters.bus_kafka_config import KafkaConfig
@@ -51,6 +51,7 @@ class Broker:
         self.mute = False
         """It answers nothing."""
         self.asked = 0
+        self.futures: dict[int, asyncio.Future[None]] = {}
 
     def producer(self, *, max_batch_size: int, **_: Any) -> Any:
         """In place of AIOKafkaProducer."""
@@ -66,6 +67,7 @@ class Producer:
 
     def __init__(self, broker: Broker, batch_bytes: int) -> None:
         self.broker = broker
+        self.waiting: list[asyncio.Future[None]] = []
         self.batch_bytes = batch_bytes
         self._sender = SimpleNamespace(sender_task=None)
         self._message_accumulator = SimpleNamespace(_batches={}, _pending_batches=set(), fail_all=lambda _: None)
@@ -73,7 +75,11 @@ class Producer:
     async def start(self) -> None:
         """Connects."""
 
-    stop = start
+    async def stop(self) -> None:
+        """Whoever waits is told."""
+        for future in self.waiting:
+            if not future.done():
+                future.set_exception(ProducerClosed())
 
     async def partitions_for(self, topic: str) -> set[int]:
         """See aiokafka."""
@@ -87,6 +93,8 @@ class Producer:
         """See aiokafka."""
         future = asyncio.get_running_loop().create_future()
         self.broker.asked += 1
+        self.broker.futures[partition] = future
+        self.waiting.append(future)
         if self.broker.mute:
             pass
         elif batch.size_bytes > self.broker.most_bytes:
@@ -155,4 +163,25 @@ async def test_appends_that_wait_for_their_turn_are_told_in_time_while_no_broker
     broker.mute = False
     await producer.append({0: [b"x"]})
     assert broker.log == [(0, b"x")]
+    await producer.close()
+
+
+async def test_a_partition_that_takes_nothing_ends_no_append_of_another(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker()
+    broker.mute = True
+    monkeypatch.setattr(bus_kafka, "AIOKafkaProducer", broker.producer)
+    producer = KafkaBusProducer(config, PARTITIONS, timeout_s=0.2)
+    stuck = asyncio.create_task(producer.append({0: [b"x"]}))
+    await asyncio.sleep(0.05)
+    producer.timeout_s = 30.0
+    other = asyncio.create_task(producer.append({1: [b"y"]}))
+    with pytest.raises(Unavailable):
+        await stuck
+    await asyncio.sleep(0.05)
+    assert not other.done()
+    broker.futures[1].set_result(None)
+    await other
+    assert not producer._uses
     await producer.close()

@@ -12,13 +12,13 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 from plato.core.codes import Code, text
+from plato.runtime.client_tls import CERTIFICATE, KEY, load
 from plato.wire.v1 import canned, client_pb2
 from plato_gateway import listeners
 from plato_gateway.core import lanes
 from plato_gateway.core.addresses import BURST_S, FULL_RETRY_MS, Addresses, key_of, part_of
 from plato_gateway.listeners import Listeners
 from plato_gateway.sockets import Sockets
-from plato_gateway.tls import CERTIFICATE, KEY, load
 
 
 @pytest.mark.parametrize(

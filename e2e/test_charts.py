@@ -132,6 +132,14 @@ def test_dev_servers_away_from_their_cluster_are_refused_in_words(kube: Kube) ->
     assert "a PlatoCluster reads only its own" in result.stderr
 
 
+def test_dev_servers_are_fine_where_every_namespace_is_watched(kube: Kube) -> None:
+    """The release's own is one of them."""
+    result = helm(
+        kube, "template", "x", str(CHART), "--set", "devDeps.enabled=true", "--set-json", 'watchNamespaces=["*"]'
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_the_samples_are_taken(kube: Kube, release: str) -> None:
     """Each sample passes the API server's checks."""
     for sample in sorted((ROOT / "deploy" / "samples").glob("*.yaml")):
@@ -145,7 +153,7 @@ def test_installed_it_works_and_its_rights_are_those_of_its_namespace(kube: Kube
     deployment = kube.get("Deployment", f"{RELEASE}-operator")
     assert deployment is not None
     assert deployment["status"].get("readyReplicas") == 1
-    account = f"--as=system:serviceaccount:{NAMESPACE}:{RELEASE}"
+    account = f"--as=system:serviceaccount:{NAMESPACE}:{RELEASE}-operator"
 
     def may(*words: str) -> bool:
         return kube.run("auth", "can-i", *words, account).stdout.strip() == "yes"

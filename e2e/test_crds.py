@@ -123,6 +123,11 @@ def test_the_smallest_cluster_is_taken_and_gets_its_defaults(namespace: str) -> 
         ("gateways.template", {"ports": {"poll": 8909}}, "port poll must differ"),
         ("gateways.template", {"workers": 3}, "spec.gateways.template.workers"),
         ("state.resources", {"requests": {"cpu": "lots"}}, "spec.state.resources.requests.cpu"),
+        ("origins", ["https://chat.example/page"], "spec.origins"),
+        ("api", {"tls": "Internal"}, "spec.api.tls"),
+        ("attachments", {"s3": {"endpoint": "https://s", "bucket": "files"}}, "spec.attachments.s3.accessKey"),
+        ("attachments", {"folder": "/files"}, "spec.attachments.folder"),
+        ("hooks", {"pushUrl": "https://app.example"}, "hooks need secret"),
         ("nonsense", 1, "spec.nonsense"),
     ],
 )
@@ -142,6 +147,22 @@ def test_a_wrong_cluster_is_refused_in_words(namespace: str, path: str, value: o
         ("state.podOverlay", {"spec": {"containers": [{"name": "x", "image": "y"}]}}),
         ("msg.placement", {"tolerations": [{"key": "a", "operator": "Exists"}], "affinity": {"nodeAffinity": {}}}),
         ("tls", {"client": {"name": "c"}}),
+        ("origins", ["https://chat.example", "http://localhost:8080"]),
+        ("api", {"enabled": True, "serviceType": "LoadBalancer", "annotations": {"example.org/a": "b"}, "tls": "None"}),
+        (
+            "attachments",
+            {
+                "s3": {
+                    "endpoint": "https://s:9000",
+                    "bucket": "files",
+                    "prefix": "a/b",
+                    "accessKey": {"name": "k"},
+                    "secretKey": {"name": "k"},
+                },
+                "types": ["image/png", "audio/*"],
+            },
+        ),
+        ("hooks", {"pushUrl": "https://app.example/push", "secret": {"name": "k"}}),
         ("monitoring", {"podMonitor": True, "labels": {"release": "prom"}}),
     ],
 )

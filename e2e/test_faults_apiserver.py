@@ -39,7 +39,8 @@ pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(240)]
 def cluster(name: str, **spec: Any) -> Object:
     """A PlatoCluster whose pods are objects only."""
     made: Object = {
-        "version": "0.1.0", "database": {"uri": {"name": "db"}}, "store": {"url": {"name": "kv"}},
+        "version": "0.1.0", "database": {"uri": {"name": "db"}, "schema": name.replace("-", "_")},
+        "store": {"url": {"name": "kv"}, "keyPrefix": f"{name}:"},
         "auth": {"guests": True}, "state": {**NOWHERE, "slotsPerMove": 16, "moveIntervalSeconds": 1},
         "msg": NOWHERE, "ipconfig": NOWHERE,
         "gateways": {

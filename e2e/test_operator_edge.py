@@ -75,7 +75,8 @@ def cluster(name: str = "demo", **spec: Any) -> Object:
     return {
         "apiVersion": "plato.im/v1alpha1", "kind": "PlatoCluster", "metadata": {"name": name},
         "spec": {
-            "version": "0.1.0", "database": {"uri": {"name": "db"}}, "store": {"url": {"name": "kv"}},
+            "version": "0.1.0", "database": {"uri": {"name": "db"}, "schema": name.replace("-", "_")},
+            "store": {"url": {"name": "kv"}, "keyPrefix": f"{name}:"},
             "auth": {"guests": True}, "state": NOWHERE, "msg": NOWHERE, "ipconfig": NOWHERE,
             "gateways": {"template": {**NOWHERE, "ports": {"tcp": 9000, "ws": 9001, "admin": 9009}}}, **spec,
         },

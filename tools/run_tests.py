@@ -26,17 +26,17 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
-_ON_A_DATABASE = (
-    *("api", "attachments", "changes", "feed", "friends"),
-    *("gates", "lists", "retention", "search", "userstate"),
+_OF_MSG = (
+    *("again", "api", "api_port", "attachments", "changes", "devices", "feed", "friends"),
+    *("gates", "lists", "operations", "retention", "search", "userstate"),
 )
 PRODUCT = (
     "tests/product",
     "tests/contract/test_contract_blobs.py",
-    *(f"images/msg/tests/test_msg_{noun}.py" for noun in _ON_A_DATABASE),
-    "libs/plato/tests/test_chat_product.py",
+    *(f"images/msg/tests/test_msg_{noun}.py" for noun in _OF_MSG),
+    *(f"libs/plato/tests/test_{noun}.py" for noun in ("chat_product", "client_product", "client_shared", "local_web")),
 )
-"""Groups to chat page: on whole clusters and on a real database."""
+"""Groups to chat page: most of it on whole clusters and on a real database."""
 PRODUCT_APART = ("tests/product/test_[a-o]*.py", "tests/product/test_r*.py")
 """Those of them that wait most of the time."""
 OTHERWISE = ("tests/kafka", *PRODUCT)

@@ -20,7 +20,7 @@ from plato.runtime.admin import HttpServer, app
 from plato.runtime.process import StartError, forever, run, until_stopped
 from plato.runtime.settings import OperatorSettings, Settings
 
-from plato_operator.handlers import WatchEnded, watch
+from plato_operator.handlers import WatchEnded, follow
 from plato_operator.kube import Kube, KubeError, Refused, credentials, own_namespace
 from plato_operator.lease import Lease, LeaseLapsed, LeaseLost, holder
 from plato_operator.probes import Health
@@ -75,7 +75,7 @@ async def _work(
         means = Means(kube, session, lease, health, nodes, _listed(own.node_cidrs))
         bell = Bell()
         async with asyncio.TaskGroup() as group:
-            _spawn(group, "watch", watch(namespaces, bell.ring, nodes=nodes))
+            _spawn(group, "watch", follow(kube, namespaces, bell.ring, nodes=nodes))
             _spawn(group, "terms", terms(means, namespaces, bell))
     except* LeaseLost as lost:
         _log.error("the Lease is lost, so this process ends", why=_first(lost))

@@ -1,9 +1,9 @@
 """Carries a plan out from top to bottom: applies, the record, the one act. Stops at the first conflict or doubt.
 
-An apply that the API server refuses for what it says (quota, rights, a field) or that cannot be rendered is put down as a
-refusal, shown by a condition and tried again later; it stops nobody else's. A conflict or no answer means that the picture
-was old or is unknown: the rest of the plan is dropped, as it is where another write is refused. Each write needs a valid
-Lease, and carries a precondition or is one that any order of repeats leaves the same.
+What of the applies the API server refuses for what it says (quota, rights, a field, a policy), or what cannot be rendered,
+is put down as a refusal, shown by a condition and tried again later; it stops nobody else's, and never the record. Conflict
+or no answer means that the picture was old or is unknown: the rest of the plan is dropped, as it is where another write is
+refused. Each write needs a valid Lease, and carries a precondition or is one that any order of repeats leaves the same.
 """
 
 from __future__ import annotations
@@ -23,11 +23,18 @@ from plato_operator.core.orders import Act, Apply, DeletePod, Gate, Lower, Plan,
 from plato_operator.kube import MANAGER, Kube, KubeError, Object, Refused
 from plato_operator.lease import Lease
 from plato_operator.observe import View
+from plato_operator.reading import controller, labels
+
+Change = Apply | Raise | Scale | Remove
 
 FIRST_RETRY_S: Final = 5.0
 LAST_RETRY_S: Final = 60.0
 
 _log = logs.get("apply")
+
+
+class Taken(Exception):
+    """An object of that name is there and is somebody else's."""
 
 
 class Stopped(Exception):
@@ -42,9 +49,9 @@ class Stopped(Exception):
 
 @dataclass(slots=True)
 class _Refusal:
-    """A child that could not be applied: from which inputs, why, when to try again, after how long the time after that."""
+    """What could not be done to a child: with which inputs, why, when to try again, after how long the time after that."""
 
-    input_hash: str
+    inputs: str
     reason: str
     message: str
     retry_at: float
@@ -59,26 +66,27 @@ class Hands:
     ) -> None:
         self._kube, self._lease, self._clock = kube, lease, clock
         self._namespace, self._cluster = namespace, cluster
-        self._refused: dict[tuple[str, str], _Refusal] = {}
+        self._refused: dict[tuple[str, str, str], _Refusal] = {}
+        """By kind, name and what was to be done."""
 
     @property
     def refusals(self) -> Mapping[tuple[str, str], tuple[str, str]]:
         """{(kind, name): (reason, message)} of what is refused at present."""
-        return {key: (r.reason, r.message) for key, r in self._refused.items()}
+        return {key[:2]: (r.reason, r.message) for key, r in self._refused.items()}
 
     async def carry_out(self, plan: Plan, view: View) -> bool:
         """Does it all. Returns whether anything was tried. Raises Stopped, LeaseLost."""
-        wanted = {(order.kind, order.name) for order in plan.applies if isinstance(order, Apply)}
+        wanted = {_key(order) for order in plan.applies if not isinstance(order, Gate)}
         for key in self._refused.keys() - wanted:
             del self._refused[key]  # nobody wants it any more, or it is there
         tried = False
         for order in plan.applies:
             self._lease.check()
-            if isinstance(order, Apply):
-                tried |= await self._apply(order, view)
-            else:
+            if isinstance(order, Gate):
                 tried = True
-                await self._change(order, view)
+                await self._do("Pod", order.pod, self._gate(order))
+            else:
+                tried |= await self._change(order, view)
         if plan.write is not None:
             tried = True
             await self._write(plan.write, view)
@@ -92,19 +100,6 @@ class Hands:
                 raise
         return tried
 
-    async def _change(self, order: Gate | Raise | Scale | Remove, view: View) -> None:
-        if isinstance(order, Gate):
-            await self._do("Pod", order.pod, self._gate(order))
-        elif isinstance(order, Raise):
-            await self._do("StatefulSet", order.name, self._scale(order.name, order.uid, order.replicas, view))
-        elif isinstance(order, Scale):
-            body: Object = {"metadata": {"uid": order.uid}, "spec": {"replicas": order.replicas}}
-            await self._do("Deployment", order.name, self._kube.merge("Deployment", self._namespace, order.name, body))
-        else:
-            _log.info("removes", cluster=self._cluster, kind=order.kind, name=order.name)
-            gone = self._kube.delete(order.kind, self._namespace, order.name, uid=order.uid)
-            await self._do(order.kind, order.name, gone)
-
     async def _do(self, kind: str, name: str, call: Awaitable[object]) -> None:
         """A write with a precondition. Raises Stopped at any refusal."""
         try:
@@ -115,39 +110,53 @@ class Hands:
             raise Stopped(f"{kind} {name}: {e}", refusal(e)[0] if isinstance(e, Refused) and lasting else "") from e
         metrics.WRITES.labels(kind).inc()
 
-    async def _apply(self, order: Apply, view: View) -> bool:
-        """Applies a child. Returns whether it was tried: what was refused waits longer each time."""
-        key = (order.kind, order.name)
+    async def _change(self, order: Change, view: View) -> bool:
+        """Applies, scales or removes a child. Returns whether it was tried: what was refused waits longer each time."""
+        key = _key(order)
+        kind, name, _ = key
+        inputs = order.input_hash if isinstance(order, Apply) else repr(order)
         old = self._refused.get(key)
-        same = old is not None and old.input_hash == order.input_hash
+        same = old is not None and old.inputs == inputs
         if old is not None and same and self._clock() < old.retry_at:
             return False
         try:
-            await self._render_and_send(order, view)
+            await self._send(order, view)
         except manifests.OwnerMissingError as e:
-            _log.debug("waits for its owner", kind=order.kind, name=order.name, owner=str(e))
+            _log.debug("waits for its owner", kind=kind, name=name, owner=str(e))
             return False
         except manifests.OverlayError as e:
             reason, message = "InvalidOverlay", str(e)
-        except Refused as e:
-            if e.passing:
-                metrics.REFUSALS.labels(order.kind).inc()
-                raise Stopped(f"{order.kind} {order.name}: {e}") from e
-            reason, message = refusal(e)
+        except Taken as e:
+            reason, message = "NameTaken", str(e)
         except KubeError as e:
-            metrics.REFUSALS.labels(order.kind).inc()
-            raise Stopped(f"{order.kind} {order.name}: {e}") from e
+            gone = isinstance(e, Refused) and e.status == 404 and not isinstance(order, Apply)
+            if not isinstance(e, Refused) or e.passing or gone:
+                metrics.REFUSALS.labels(kind).inc()
+                raise Stopped(f"{kind} {name}: {e}") from e
+            reason, message = refusal(e)
         else:
             self._refused.pop(key, None)
-            metrics.WRITES.labels(order.kind).inc()
-            _log.info("applied", cluster=self._cluster, kind=order.kind, name=order.name, hash=order.input_hash)
+            metrics.WRITES.labels(kind).inc()
             return True
         wait_s = min(old.wait_s * 2, LAST_RETRY_S) if old is not None and same else FIRST_RETRY_S
-        self._refused[key] = _Refusal(order.input_hash, reason, message, self._clock() + wait_s, wait_s)
-        metrics.REFUSALS.labels(order.kind).inc()
+        self._refused[key] = _Refusal(inputs, reason, message, self._clock() + wait_s, wait_s)
+        metrics.REFUSALS.labels(kind).inc()
         if old is None or not same or old.reason != reason:
-            _log.warning("refused", cluster=self._cluster, kind=order.kind, name=order.name, reason=reason, why=message)
+            _log.warning("refused", cluster=self._cluster, kind=kind, name=name, reason=reason, why=message)
         return True
+
+    async def _send(self, order: Change, view: View) -> None:
+        if isinstance(order, Apply):
+            await self._render_and_send(order, view)
+            _log.info("applied", cluster=self._cluster, kind=order.kind, name=order.name, hash=order.input_hash)
+        elif isinstance(order, Raise):
+            await self._scale(order.name, order.uid, order.replicas, view)
+        elif isinstance(order, Scale):
+            body: Object = {"metadata": {"uid": order.uid}, "spec": {"replicas": order.replicas}}
+            await self._kube.merge("Deployment", self._namespace, order.name, body)
+        else:
+            _log.info("removes", cluster=self._cluster, kind=order.kind, name=order.name)
+            await self._kube.delete(order.kind, self._namespace, order.name, uid=order.uid)
 
     async def _render_and_send(self, order: Apply, view: View) -> None:
         made = manifests.render(order, view.snapshot)
@@ -157,11 +166,28 @@ class Hands:
             except Refused as e:
                 if e.reason != "AlreadyExists":
                     raise
+                if order.kind != "Secret":  # one that somebody else made is as good as ours
+                    await self._check_owner(order, made)
             return
+        if (order.kind, order.name) not in view.objects:
+            await self._check_owner(order, made)  # an apply by force would take it over, and delete it with the cluster
         first = manifests.initial(order, view.snapshot)
         if first is not None:
             await self._kube.apply(order.kind, self._namespace, order.name, first, manifests.INITIAL_FIELD_MANAGER)
         await self._kube.apply(order.kind, self._namespace, order.name, made, manifests.FIELD_MANAGER)
+
+    async def _check_owner(self, order: Apply, made: Object) -> None:
+        """Raises Taken if an object of this name is there that neither carries our label nor has our owner."""
+        found = await self._kube.get(order.kind, self._namespace, order.name)
+        self._lease.check()  # the answer may have taken as long as a Lease is valid
+        if found is None:
+            return
+        owner = made["metadata"]["ownerReferences"][0]["uid"]
+        if labels(found).get(LABEL_CLUSTER) != self._cluster and controller(found) != owner:
+            raise Taken(
+                f"one of this name is there and is not this PlatoCluster's: remove it, or give the {order.owner_kind}"
+                " another name"
+            )
 
     async def _scale(self, name: str, uid: str, replicas: int, view: View) -> Object:
         """By a patch, not by an apply: an apply without the rest of the object would take the rest away."""
@@ -228,8 +254,15 @@ def refusal(e: Refused) -> tuple[str, str]:
     """(reason, message) of a condition for an apply that the API server refused."""
     if e.status == 403 and "exceeded quota" in e.message:
         return "QuotaExceeded", e.message
-    if e.status == 403:
+    if e.status == 403 and "admission webhook" not in e.message:
         return "Forbidden", e.message or str(e)
     if e.status == 404:
         return "ApplyRefused", f"the API server does not know this kind or namespace: {e.message}"
     return "ApplyRefused", e.message or str(e)
+
+
+def _key(order: Change) -> tuple[str, str, str]:
+    """(kind, name, what is done to it)."""
+    kinds = {"Raise": "StatefulSet", "Scale": "Deployment"}
+    what = order.__class__.__name__
+    return (order.kind if isinstance(order, (Apply, Remove)) else kinds[what]), order.name, what

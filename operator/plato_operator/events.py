@@ -75,7 +75,7 @@ class Events:
     def _object(self, name: str, event: Event, meta: Object) -> Object:
         return {
             "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": name, "namespace": self._namespace},
-            "eventTime": _micro(), "type": event.type, "reason": event.reason, "note": event.message[:1024],
+            "eventTime": _micro(), "type": event.type, "reason": event.reason, "note": _note(event.message),
             "action": event.reason, "reportingController": f"plato.im/{MANAGER}", "reportingInstance": self._instance,
             "regarding": {
                 "apiVersion": KINDS[event.kind].api_version, "kind": event.kind, "name": event.name,
@@ -86,3 +86,8 @@ class Events:
 
 def _micro() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _note(message: str) -> str:
+    """As much as an event may hold: 1,024 bytes."""
+    return message.encode()[:1024].decode(errors="ignore")

@@ -17,8 +17,10 @@ from typing import Any, Final
 
 import kopf
 from plato.api.names import GROUP, LABEL_CLUSTER, VERSION
+from plato.runtime import logs
 
 from plato_operator import reading
+from plato_operator.kube import Kube, KubeError, Refused
 
 SERVER_TIMEOUT_S: Final = 50
 """A whole number: the API server refuses others."""
@@ -26,6 +28,8 @@ INACTIVE_S: Final = 70.0
 CONNECT_S: Final = 5.0
 REQUEST_S: Final = 20.0
 JOIN_S: Final = 2.0
+LOOK_S: Final = 10.0
+"""How often several namespaces are asked whether they still let us look."""
 RECONNECT_S: Final = 1.0
 RETRIES_S: Final = (1.0, 2.0, 4.0)
 """kopf's own are minutes, also while it ends: a dead watch would go unnoticed for so long."""
@@ -38,6 +42,8 @@ _CHILDREN: Final = (
     ("", "v1", "pods"), ("", "v1", "configmaps"), ("", "v1", "services"), ("apps", "v1", "statefulsets"),
     ("apps", "v1", "deployments"), ("batch", "v1", "jobs"),
 )  # fmt: skip
+
+_log = logs.get("watch")
 
 
 class WatchEnded(Exception):
@@ -103,6 +109,46 @@ def settings() -> kopf.OperatorSettings:
     for group, version, plural in _CHILDREN:
         found.watching.label_selectors[group, version, plural] = LABEL_CLUSTER
     return found
+
+
+async def follow(kube: Kube, namespaces: Sequence[str], ring: Ring, *, nodes: bool) -> None:
+    """Watches until it is cancelled; of several namespaces those that let us list their PlatoClusters. One that was deleted
+    took our role with it, and must not end the watches of the others; one that is back is watched again. Raises WatchEnded
+    when what ended has another reason, or nothing is left to watch."""
+    watched = await _open(kube, namespaces, ()) or tuple(namespaces)
+    while True:
+        running = asyncio.create_task(watch(watched, ring, nodes=nodes), name="kopf")
+        try:
+            now = watched
+            while now == watched and not running.done():
+                await asyncio.wait([running], timeout=LOOK_S)
+                if len(namespaces) > 1:
+                    now = await _open(kube, namespaces, watched) or watched
+            if now == watched:
+                await running
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            if not running.cancelled():
+                running.exception()  # asked for, whether it is raised or not
+        _log.warning("watches other namespaces from now on", namespaces=list(now), before=list(watched))
+        watched = now
+        ring("", "")  # what happened meanwhile rang for nobody
+
+
+async def _open(kube: Kube, namespaces: Sequence[str], before: Sequence[str]) -> tuple[str, ...]:
+    """The namespaces whose PlatoClusters we may list; where that is not known, as it was before."""
+    found = []
+    for namespace in namespaces:
+        try:
+            await kube.list("PlatoCluster", "" if namespace == "*" else namespace)
+            known = True
+        except KubeError as e:
+            forbidden = isinstance(e, Refused) and e.status == 403
+            known = not forbidden and (not before or namespace in before)
+        if known:
+            found.append(namespace)
+    return tuple(found)
 
 
 async def watch(namespaces: Sequence[str], ring: Ring, *, nodes: bool) -> None:

@@ -198,6 +198,10 @@ class Lease:
         if found is not None:
             meta = {**found["metadata"]}
             meta.pop("managedFields", None)
+        meta["labels"] = {
+            **(meta.get("labels") or {}),
+            "app.kubernetes.io/name": "plato",
+        }  # kubectl plato report looks for it
         return {
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta,
             "spec": {

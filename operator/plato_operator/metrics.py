@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -28,3 +29,13 @@ MOVES: Final = Gauge("plato_operator_moves", "Open moves of slots: 0 or 1.", ["n
 MOVES_OPENED: Final = Counter("plato_operator_moves_opened_total", "Moves that were opened.", ["namespace", "cluster"])
 READY: Final = Gauge("plato_operator_cluster_ready", "Whether the cluster is Ready.", ["namespace", "cluster"])
 LEASE_HELD: Final = Gauge("plato_operator_lease_held", "Whether this process holds the Lease.")
+
+
+def forget(namespace: str, cluster: str) -> None:
+    """Takes out the lines of a cluster that is gone: where clusters come and go, they would add up for ever."""
+    for metric in (DRAINS, MOVES, READY, DRAINS_STARTED, MOVES_OPENED, REPORTS_FAILED):
+        with contextlib.suppress(KeyError):
+            metric.remove(namespace, cluster)
+    for result in ("done", "refused", "failed"):
+        with contextlib.suppress(KeyError):
+            PASSES.remove(namespace, cluster, result)

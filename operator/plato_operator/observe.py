@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Final
 
+from plato.api.cluster import AccessKey, Attachments, SecretKey
 from plato.api.names import (
     LABEL_CLUSTER,
     MSG_HTTP_PORT,
@@ -108,7 +109,7 @@ class Observer:
     async def look(self, obj: Object, memory: Memory, refusals: Mapping[tuple[str, str], tuple[str, str]]) -> View:
         """The View of now; obj is the PlatoCluster. Raises KubeError, BadResource."""
         cluster = _read(reading.cluster, "PlatoCluster", obj)
-        objects, nodes = await self._list(cluster)
+        objects, nodes, others = await self._list(cluster)
         objects["PlatoCluster", cluster.name] = obj
         pools: dict[str, Pool] = {}
         shards: dict[str, Shard] = {}
@@ -134,15 +135,17 @@ class Observer:
                 nodes=None if nodes is None else {n: reading.node(found) for n, found in nodes.items()},
                 reports=reports, last_connections=self._reports.last_connections(), live=live,
                 missing_secrets=secrets.missing, odd_keys=secrets.odd_keys, refusals=refusals,
-                node_cidrs=self._node_cidrs or reading.addresses(nodes), memory=memory,
+                node_cidrs=self._node_cidrs or reading.addresses(nodes), memory=memory, shared=_shared(obj, cluster, others),
             ),
             objects,
         )  # fmt: skip
 
-    async def _list(self, cluster: Cluster) -> tuple[dict[tuple[str, str], Object], dict[str, Object] | None]:
-        """Everything of the cluster by (kind, name), and the nodes where they may be read."""
+    async def _list(
+        self, cluster: Cluster
+    ) -> tuple[dict[tuple[str, str], Object], dict[str, Object] | None, list[Object]]:
+        """Everything of the cluster by (kind, name), the nodes where they may be read, the namespace's PlatoClusters."""
         selector = f"{LABEL_CLUSTER}={cluster.name}"
-        calls = {kind: self._kube.list(kind, self._namespace) for kind in ("GatewayPool", "StateShard")}
+        calls = {kind: self._kube.list(kind, self._namespace) for kind in ("PlatoCluster", "GatewayPool", "StateShard")}
         calls |= {kind: self._kube.list(kind, self._namespace, selector) for kind in ("Pod", *CHILDREN)}
         if cluster.spec.monitoring.pod_monitor or self._monitored:
             calls["PodMonitor"] = self._monitors(selector)
@@ -151,13 +154,14 @@ class Observer:
         answers = dict(zip(calls, await _all(list(calls.values())), strict=True))
         self._monitored = bool(answers.get("PodMonitor"))
         nodes = {reading.meta(found)["name"]: found for found in answers.pop("Node")} if self._nodes else None
+        clusters = answers.pop("PlatoCluster")
         objects = {
             (kind, reading.meta(found)["name"]): found
             for kind, items in answers.items()
             for found in items
             if reading.named(kind, found) == cluster.name
         }
-        return objects, nodes
+        return objects, nodes, clusters
 
     async def _monitors(self, selector: str) -> list[Object]:
         """PodMonitors; none where their kind is not installed or not ours to read: an apply then says so."""
@@ -213,7 +217,8 @@ class Observer:
                 missing.append(f"{keys_ref.name}/<kid>.pem or {keys_ref.name}/<kid>.key")
         internal = cluster.spec.tls.internal
         ca = _decoded(secrets[internal.name], "ca.crt") if internal is not None else b""
-        tls = seen.access.tls if ca == seen.ca else None
+        # Taken out of the spec, the pods before still show what it had signed, and are asked until they have rolled.
+        tls = seen.access.tls if ca == seen.ca or internal is None else None
         if ca and tls is None:
             try:
                 tls = ssl.create_default_context(cadata=ca.decode("ascii"))
@@ -239,11 +244,41 @@ def _wanted_secrets(cluster: Cluster) -> Iterator[tuple[str, tuple[str, ...]]]:
         found.setdefault(spec.bus.kafka.config.name, set()).add(spec.bus.kafka.config.key)
     if spec.auth.keys is not None:
         found.setdefault(spec.auth.keys.name, set())
+    for ref_key in (*_of_attachments(spec.attachments), spec.hooks.secret):
+        if ref_key is not None:
+            found.setdefault(ref_key.name, set()).add(ref_key.key)
     for ref, keys in ((spec.tls.internal, ("tls.crt", "tls.key", "ca.crt")), (spec.tls.client, ("tls.crt", "tls.key"))):
         if ref is not None:
             found.setdefault(ref.name, set()).update(keys)
     for name, wanted in found.items():
         yield name, tuple(sorted(wanted))
+
+
+def _of_attachments(files: Attachments) -> tuple[AccessKey | SecretKey, ...]:
+    return (files.s3.access_key, files.s3.secret_key) if files.s3 is not None else ()
+
+
+def _shared(obj: Object, cluster: Cluster, others: list[Object]) -> str:
+    """What an earlier PlatoCluster of this namespace has in common with ours that two must not, in words; empty: nothing."""
+
+    def age(of: Object) -> tuple[str, str]:
+        return str(reading.meta(of).get("creationTimestamp", "")), str(reading.meta(of).get("name", ""))
+
+    for other in sorted(others, key=age):
+        if age(other) >= age(obj) or reading.meta(other).get("uid") == cluster.uid:
+            continue
+        try:
+            mine, its = cluster.spec, reading.cluster(other).spec
+        except (ApiError, KeyError):
+            continue  # its own pass says so
+        name = reading.meta(other)["name"]
+        if mine.store == its.store:
+            return f"store.url and store.keyPrefix are those of PlatoCluster {name}: give this one another keyPrefix"
+        if mine.database == its.database:
+            return f"database.uri and database.schema are those of PlatoCluster {name}: give this one another schema"
+        if mine.bus.kafka is not None and mine.bus.kafka == its.bus.kafka:
+            return f"bus.kafka is that of PlatoCluster {name}: give this one another topic"
+    return ""
 
 
 def _of_an_earlier(secret: Object, cluster: Cluster) -> bool:
@@ -267,11 +302,11 @@ def _targets(pods: Mapping[str, Pod]) -> dict[str, Target]:
         if not pod.running or not pod.ip:
             continue
         if pod.component == GATEWAY and pod.endpoint is not None and pod.endpoint.admin:
-            found[name] = Target(pod.uid, pod.endpoint.admin)
+            found[name] = Target(pod.uid, pod.endpoint.admin, pod.tls)
         elif pod.component == STATE:
-            found[name] = Target(pod.uid, f"{host}:{STATE_ADMIN_PORT}")
+            found[name] = Target(pod.uid, f"{host}:{STATE_ADMIN_PORT}", pod.tls)
         elif pod.component == MSG:
-            found[name] = Target(pod.uid, f"{host}:{MSG_HTTP_PORT}")
+            found[name] = Target(pod.uid, f"{host}:{MSG_HTTP_PORT}", pod.tls)
     return found
 
 

@@ -111,7 +111,7 @@ def child(kind: str, obj: Object) -> Child:
         replicas=replicas, ready=status.get("readyReplicas", 0), updated=status.get("updatedReplicas", 0),
         observed=kind not in ("StatefulSet", "Deployment") or status.get("observedGeneration", 0) >= m.get("generation", 0),
         resource_version=m.get("resourceVersion", ""),
-        succeeded=status.get("succeeded", 0), failed=status.get("failed", 0),
+        succeeded=status.get("succeeded", 0), failed=status.get("failed", 0), orphan=not controller(obj),
     )  # fmt: skip
 
 
@@ -151,6 +151,7 @@ def pod(obj: Object, pools: Mapping[str, Pool], nodes: Mapping[str, Object] | No
         unschedulable=scheduled.get("message", "") or "Unschedulable" if stuck else "",
         endpoint=_endpoint(obj, pools.get(owner), host) if component == GATEWAY else None,
         version=notes(obj).get(ANNOTATION_VERSION, ""), trouble=_trouble(obj, component),
+        tls="PLATO_TLS__INTERNAL_DIR" in _env(obj, component),
     )  # fmt: skip
 
 

@@ -9,9 +9,8 @@ the API server refuses for the moment is told by a condition only when it has go
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,9 +99,7 @@ class Loop:
         finally:
             self._observer.close()
             self._means.health.drop(self._label)
-            for gauge in (metrics.DRAINS, metrics.MOVES, metrics.READY):
-                with contextlib.suppress(KeyError):
-                    gauge.remove(self.namespace, self.name)
+            metrics.forget(self.namespace, self.name)
 
     async def _guarded(self) -> float | None:
         """One pass whose errors are this cluster's only. Returns in how many seconds the next one is due; None: never."""
@@ -266,6 +263,14 @@ class Clusters:
         self._means = means
         self._namespaces = [""] if "*" in namespaces else list(namespaces)
         self._loops: dict[tuple[str, str], Loop] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._shut: set[str] = set()
+        """Namespaces that forbid us to list their PlatoClusters, while others do not: they were deleted, with our role."""
+        self._age_known = False
+        """Whether the last answer about the CRDs was one; while it was not, no cluster is told that they are too old."""
+        self._listed: list[str] = []
+        """Of which the last round knows every PlatoCluster."""
+        self._strays = Statuses(means.kube)
         self._rung = asyncio.Event()
 
     def ring(self, namespace: str, name: str) -> None:
@@ -297,12 +302,19 @@ class Clusters:
                     checked_at = time.monotonic()
                     self._means.health.trouble("start", lacking)
                 found = await self._round()
+                for key in self._loops:
+                    if key[0] in self._shut:
+                        self._tasks[key].cancel()
                 for namespace, name in found:
                     if lacking:
-                        await self._refuse(found[namespace, name], lacking)
+                        if self._age_known:
+                            await self._refuse(found[namespace, name], lacking)
                     elif (namespace, name) not in self._loops:
                         loop = self._loops[namespace, name] = Loop(self._means, namespace, name)
-                        group.create_task(self._one(loop), name=f"{namespace}/{name}")
+                        made = group.create_task(self._one(loop), name=f"{namespace}/{name}")
+                        self._tasks[namespace, name] = made
+                if not lacking:
+                    await self._tell_strays(found)
                 if lacking and self._loops:
                     raise RuntimeError(f"the CRDs were replaced: {lacking}")
                 if await _rung(self._rung, LATEST_S):
@@ -313,35 +325,63 @@ class Clusters:
             await loop.run()
         finally:
             self._loops.pop((loop.namespace, loop.name), None)
+            self._tasks.pop((loop.namespace, loop.name), None)
 
     async def _lacking(self, before: str) -> str:
         """Whether the CRDs fit. While that cannot be asked, the last answer stands; the first has to come."""
         try:
             found = await crds.lacking(self._means.kube)
         except KubeError as e:
+            self._age_known = False
             _log.warning("the CRDs' age is not known", why=str(e))
             return before if self._loops else f"the CRDs' age is not known: {e}"
+        self._age_known = True
         if found and found != before:
             _log.error("does not run", why=found)
         return found
 
     async def _round(self) -> dict[tuple[str, str], Object]:
-        """The PlatoClusters that are there. A namespace that cannot be listed does not stop the others."""
+        """The PlatoClusters that are there. A namespace that cannot be listed does not stop the others: one that was deleted
+        forbids it from then on, and no restart helps against that."""
         found: dict[tuple[str, str], Object] = {}
-        words = []
+        words, shut = [], set()
+        self._listed = []
         for namespace in self._namespaces:
             try:
                 for obj in await self._means.kube.list("PlatoCluster", namespace):
                     meta = reading.meta(obj)
                     found[meta["namespace"], meta["name"]] = obj
+                self._listed.append(namespace)
             except KubeError as e:
                 words.append(str(e))
+                if isinstance(e, Refused) and e.status == 403:
+                    shut.add(namespace)
+        self._shut = shut if len(shut) < len(self._namespaces) else set()
         if words:
             _log.warning("not all clusters are known", why="; ".join(words))
-        else:
+        if len(words) == len(self._shut):
             self._means.health.sign("round")
         self._means.health.trouble("round", "; ".join(words))
         return found
+
+    async def _tell_strays(self, found: Mapping[tuple[str, str], Object]) -> None:
+        """Says on GatewayPools and StateShards that their clusterRef names nobody: no loop looks at them. What a
+        PlatoCluster made goes with it."""
+        uids: list[str] = []
+        for namespace in self._listed:
+            for kind in ("GatewayPool", "StateShard"):
+                try:
+                    for obj in await self._means.kube.list(kind, namespace):
+                        meta, of = reading.meta(obj), reading.named(kind, obj)
+                        if (meta["namespace"], of) in found or reading.controller(obj) or "deletionTimestamp" in meta:
+                            continue
+                        words = f"there is no PlatoCluster {of} in this namespace: create it, or delete this {kind}"
+                        self._means.lease.check()
+                        uids.append(meta["uid"])
+                        await self._strays.stalled(kind, obj, "NoCluster", words, int(time.time() * 1000))
+                except KubeError as e:
+                    _log.warning("not told whose cluster is missing", kind=kind, why=str(e))
+        self._strays.keep(uids)
 
     async def _refuse(self, obj: Object, why: str) -> None:
         """Says on a cluster that we do not run it."""

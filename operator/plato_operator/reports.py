@@ -20,6 +20,7 @@ from typing import Any, Final
 import aiohttp
 from plato.runtime import logs
 from plato.runtime.tls import INTERNAL_NAME
+from plato.topology.record import SLOTS, WORKER_IDS
 
 from plato_operator import metrics
 from plato_operator.core.snapshot import DrainReport, Report
@@ -32,22 +33,27 @@ STALE_S: Final = 30.0
 MOST_AT_ONCE: Final = 64
 """Requests under way in a cluster: 500 pods that all hang are through in 16 s, before an answer of the others is stale."""
 MOST_BYTES: Final = 1 << 20
+MOST_CONNECTIONS: Final = 100_000_000
+MOST_EPOCH: Final = 1 << 48
+"""Far beyond any clock; the store's scripts count exactly to 2**53."""
 
 _log = logs.get("reports")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A process to ask: the uid that its answer must carry, host:port of its admin port."""
+    """A process to ask: the uid that its answer must carry, host:port of its admin port, and whether it speaks TLS there:
+    while spec.tls.internal is set or taken away, pods of both kinds run, and a roll goes by what they report."""
 
     uid: str
     at: str
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to ask: bearer tokens to try in turn, none while they are not known, and the context of internal TLS, None for
-    plain text."""
+    """How to ask: bearer tokens to try in turn, none while they are not known, and the context of internal TLS, None while
+    its CA is not known."""
 
     tokens: Sequence[str] = ()
     tls: ssl.SSLContext | None = None
@@ -119,7 +125,7 @@ class Reports:
             if seen.report.uid != seen.target.uid:
                 raise ValueError(f"answered by process {seen.report.uid or '?'}, not {seen.target.uid}")
             seen.at, seen.failing, seen.connections = self._clock(), "", seen.report.connections
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, TypeError) as e:
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, TypeError, RecursionError) as e:
             seen.report = None
             metrics.REPORTS_FAILED.labels(*self._labels).inc()
             words = str(e) or type(e).__name__
@@ -130,12 +136,16 @@ class Reports:
             seen.task = None
 
     async def _fetch(self, target: Target, access: Access) -> Any:
-        url = f"{'https' if access.tls else 'http'}://{target.at}{PATH}"
+        if target.tls and access.tls is None:
+            raise ValueError(
+                "not asked: the CA of tls.internal is not known, and in plain text others would read the token"
+            )
+        url = f"{'https' if target.tls else 'http'}://{target.at}{PATH}"
         status = 0
         for token in access.tokens:
             async with self._session.get(
                 url, headers={"Authorization": f"Bearer {token}"}, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-                allow_redirects=False, ssl=access.tls or True, server_hostname=INTERNAL_NAME if access.tls else None,
+                allow_redirects=False, ssl=access.tls or True, server_hostname=INTERNAL_NAME if target.tls else None,
             ) as answer:  # fmt: skip
                 status = answer.status
                 if status == 200:
@@ -149,21 +159,31 @@ class Reports:
 
 
 def parsed(raw: Any) -> Report:
-    """A Report of its JSON; absent fields are unknown. Raises ValueError or TypeError for what is none."""
+    """A Report of its JSON; absent fields are unknown. Raises ValueError or TypeError for what is none, or what no
+    process can mean: one that is broken, or taken, must not stop the passes, nor drive the record's epoch out of range."""
     if not isinstance(raw, dict) or not isinstance(raw.get("uid"), str):
         raise ValueError("the report is no object with a uid")
     slots, drain = raw.get("slots"), raw.get("drain")
     acquired = slots.get("acquired") if isinstance(slots, dict) else None
     told = None
     if isinstance(drain, dict) and drain.get("id") is not None:
-        told = DrainReport(
-            int(drain["id"]), str(drain.get("phase", "")), int(drain.get("remaining") or 0), int(drain.get("cut") or 0)
-        )
+        remaining, cut = (_number(drain.get(key) or 0, MOST_CONNECTIONS) for key in ("remaining", "cut"))
+        told = DrainReport(_number(drain["id"], MOST_EPOCH), str(drain.get("phase", "")), remaining, cut)
     worker_id, lease = raw.get("worker_id"), raw.get("lease")
     return Report(
-        uid=raw["uid"], epoch_seen=int(raw.get("epoch_seen") or 0),
-        worker_id=int(worker_id) if worker_id is not None else None,
+        uid=raw["uid"], epoch_seen=_number(raw.get("epoch_seen") or 0, MOST_EPOCH),
+        worker_id=_number(worker_id, WORKER_IDS - 1) if worker_id is not None else None,
         lease=lease if isinstance(lease, bool) else None,
-        acquired=tuple((int(first), int(last)) for first, last in acquired or ()),
-        drain=told, connections=int(raw.get("connections") or 0),
+        acquired=tuple((_number(first, SLOTS - 1), _number(last, SLOTS - 1)) for first, last in acquired or ()),
+        drain=told, connections=_number(raw.get("connections") or 0, MOST_CONNECTIONS),
     )  # fmt: skip
+
+
+def _number(value: Any, most: int) -> int:
+    try:
+        number = int(value)
+    except OverflowError as e:
+        raise ValueError(f"the report has {value} where a number belongs") from e
+    if not 0 <= number <= most:
+        raise ValueError(f"the report has {number} where 0 to {most} can be")
+    return number

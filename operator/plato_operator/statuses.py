@@ -18,7 +18,7 @@ from plato.api.shared import Condition
 from plato.runtime import logs
 
 from plato_operator import metrics, reading
-from plato_operator.core.conditions import kept_times
+from plato_operator.core.conditions import bounded, kept_times
 from plato_operator.kube import Kube, Object, Refused
 
 EVERY_S: Final = 5.0
@@ -49,7 +49,7 @@ class Statuses:
     async def stalled(self, kind: str, obj: Object, reason: str, message: str, now_ms: int) -> float:
         """Says in conditions that nothing is done for this object, and why; the rest of its status stays."""
         old = obj.get("status") or {}
-        generation = reading.meta(obj).get("generation", 0)
+        generation, message = reading.meta(obj).get("generation", 0), bounded(message)
         told = [
             Condition("Ready", "Unknown", reason, message, generation),
             Condition("Stalled", "True", reason, message, generation),

@@ -28,6 +28,33 @@ KAFKA: dict[str, Any] = {
     **PLAIN,
     "bus": {"type": "Kafka", "kafka": {"config": {"name": "demo-kafka", "key": "client.properties"}, "topic": "chat"}},
 }
+PRODUCT: dict[str, Any] = {
+    **PLAIN,
+    "tls": {"client": {"name": "edge-tls"}},
+    "origins": ["https://chat.example.org", "https://localhost:8443"],
+    "api": {
+        "enabled": True, "port": 443, "serviceType": "LoadBalancer", "annotations": {"example.org/pool": "public"},
+        "maxConnections": 500, "userRequestsPerSecond": 20, "serverRequestsPerSecond": 4_000,
+    },
+    "attachments": {
+        "s3": {
+            "endpoint": "https://store.example.org", "bucket": "chat-files", "prefix": "demo", "region": "eu-1",
+            "accessKey": {"name": "store-keys"}, "secretKey": {"name": "store-keys", "key": "AWS_SECRET_ACCESS_KEY"},
+        },
+        "maxBytes": 1_048_576, "types": ["image/png", "audio/*"], "keepUnusedSeconds": 3_600, "unusedMaxBytes": 8_388_608,
+    },
+    "hooks": {
+        "beforeUrl": "https://app.example.org/before", "beforeTimeoutMilliseconds": 200, "beforeOnFailure": "Refuse",
+        "afterUrl": "https://app.example.org/after", "pushUrl": "https://app.example.org/push",
+        "secret": {"name": "hook-key"},
+    },
+    "messages": {
+        "recallSeconds": 0, "editSeconds": 60, "retentionDays": 365, "groupMembers": 500, "friendsOnly": True,
+        "search": False,
+    },
+    "events": {"enabled": True, "retentionHours": 24},
+    "networkPolicy": True,
+}  # fmt: skip
 FULL_POOL: dict[str, Any] = {
     "workers": 4,
     "network": "Pod",

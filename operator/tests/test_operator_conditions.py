@@ -12,9 +12,11 @@ from plato.api.pool import DrainSpec
 from plato.api.shared import Condition, Ref
 from plato.topology.record import Rest
 from plato_operator.core import children
+from plato_operator.core.conditions import MOST_WORDS
 from plato_operator.core.orders import Apply, Gate, Plan, Remove, Scale
 from plato_operator.core.plan import one_pass
-from plato_operator.core.snapshot import GATEWAY, MSG, STATE, Pod, Snapshot
+from plato_operator.core.rebuild import rebuilt
+from plato_operator.core.snapshot import GATEWAY, MSG, STATE, Child, Pod, Pool, Snapshot
 from world import POOL, World
 
 
@@ -71,7 +73,9 @@ def test_each_resource_has_the_conditions_that_are_promised(settled: Snapshot) -
     assert all(c.message and c.reason for c in everything)
 
 
-@pytest.mark.parametrize("reason", ["InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "ApplyRefused"])
+@pytest.mark.parametrize(
+    "reason", ["InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "NameTaken", "ApplyRefused"]
+)
 def test_a_refusal_stalls_its_resource_and_the_cluster_and_no_other(settled: Snapshot, reason: str) -> None:
     snap = replace(settled, refusals={("StatefulSet", POOL): (reason, "the words")})
     plan = one_pass(snap)
@@ -81,6 +85,15 @@ def test_a_refusal_stalls_its_resource_and_the_cluster_and_no_other(settled: Sna
         assert words(found, "Ready") == words(found, "Stalled") == f"StatefulSet {POOL}: the words"
     shard = by_type(plan.shard_status["demo-s0"].conditions)
     assert (shard["Stalled"][0], shard["Ready"][0]) == ("False", "True")
+
+
+def test_a_message_is_never_longer_than_a_condition_may_be(settled: Snapshot) -> None:
+    """It quotes what somebody wrote into a podOverlay, or what an admission policy said of it."""
+    snap = replace(settled, refusals={("StatefulSet", POOL): ("InvalidOverlay", "podOverlay.spec is " + "x" * 100_000)})
+    plan = one_pass(snap)
+    for conditions in (of_cluster(plan), plan.pool_status[POOL].conditions):
+        assert max(len(c.message) for c in conditions) == MOST_WORDS
+        assert words(conditions, "Stalled").endswith("…")
 
 
 def test_a_refusal_of_a_shards_object_stalls_that_shard(settled: Snapshot) -> None:
@@ -94,6 +107,21 @@ def test_a_refusal_of_the_clusters_own_object_stalls_the_cluster_only(settled: S
     plan = one_pass(replace(settled, refusals={("Service", "demo-msg"): ("Forbidden", "no")}))
     assert by_type(of_cluster(plan))["Stalled"] == ("True", "Forbidden")
     assert by_type(plan.pool_status[POOL].conditions)["Stalled"][0] == "False"
+
+
+@pytest.mark.parametrize("name", ["demo-s0", "demo-s7", "demo-state", "demo-msg", "demo-ipconfig"])
+def test_a_pool_that_is_named_like_the_clusters_own_objects_says_so_and_touches_none(
+    settled: Snapshot, name: str
+) -> None:
+    """Else both would render one Service or StatefulSet, by turns, and the pool's replicas be a shard's."""
+    pool = Pool(name, "pu", 1, replace(settled.pools[POOL].spec, replicas=3))
+    plan = one_pass(replace(settled, pools={**settled.pools, name: pool}))
+    assert [o for o in plan.applies if o.__class__ is not Gate] == []
+    assert plan.act is None
+    told = by_type(plan.pool_status[name].conditions)
+    assert told["Ready"] == ("False", "NameTaken")
+    assert told["Stalled"] == ("True", "NameTaken")
+    assert "use another name" in words(plan.pool_status[name].conditions, "Stalled")
 
 
 def test_a_refused_podmonitor_is_a_warning_of_its_own_and_the_cluster_stays_ready(settled: Snapshot) -> None:
@@ -115,6 +143,24 @@ def test_keys_whose_names_say_no_kid_are_named(settled: Snapshot) -> None:
     assert by_type(found)["ConfigurationWarning"] == ("True", "KeysPassedOver")
     told = words(found, "ConfigurationWarning")
     assert "Secret jwt must be named <kid>.pem or <kid>.key; passed over: a, public.key.txt" in told
+
+
+def test_slots_that_have_nowhere_to_go_are_told_of(settled: Snapshot) -> None:
+    """Fewer shards are wanted, and the one that stays was evacuated before: nothing moves, and not in silence."""
+    of = replace(
+        settled.cluster, spec=replace(settled.cluster.spec, state=replace(settled.cluster.spec.state, shards=1))
+    )
+    first = settled.shards["demo-s0"]
+    empty = {**settled.shards, "demo-s0": replace(first, spec=replace(first.spec, weight=0))}
+    told = by_type(of_cluster(one_pass(replace(settled, cluster=of, shards=empty))))
+    assert told["ConfigurationWarning"] == ("True", "NoWeight")
+    assert by_type(of_cluster(one_pass(settled)))["ConfigurationWarning"] == ("False", "None")
+
+
+def test_what_was_left_behind_as_an_orphan_is_owned_again(settled: Snapshot) -> None:
+    """`kubectl delete --cascade=orphan`, then the same PlatoCluster: without an owner it would outlive that one."""
+    snap = replace(settled, children=child(settled, "Deployment", "demo-msg", orphan=True))
+    assert [(o.kind, o.name) for o in one_pass(snap).applies if isinstance(o, Apply)] == [("Deployment", "demo-msg")]
 
 
 def test_a_record_that_is_too_large_is_not_written_and_the_old_one_stays(settled: Snapshot) -> None:
@@ -155,6 +201,19 @@ def test_msg_and_state_wait_for_the_migration_of_a_new_cluster() -> None:
     assert by_type(of_cluster(world.plan()))["DependenciesReady"] == ("Unknown", "Migrating")
     world.migrates = True
     world.settle()
+
+
+def test_no_pod_is_made_before_the_account_that_it_would_run_under_is_ours() -> None:
+    """One of that name may be another program's, such as an operator's: its rights would be every gateway's."""
+    snap = World().snapshot("me")
+    snap = replace(snap, topology=replace(rebuilt(snap), writer="me"))
+    tokens = {("Secret", "demo-admin"): Child("Secret", "demo-admin", "u")}
+    foreign = replace(snap, children=tokens, refusals={("ServiceAccount", "demo"): ("NameTaken", "words")})
+    plan = one_pass(foreign)
+    assert not [o for o in plan.applies if isinstance(o, Apply) and (o.template_hash or o.kind == "Job")]
+    assert by_type(of_cluster(plan))["Stalled"] == ("True", "NameTaken")
+    ours = replace(snap, children={**tokens, ("ServiceAccount", "demo"): Child("ServiceAccount", "demo", "u")})
+    assert [o for o in one_pass(ours).applies if isinstance(o, Apply) and o.kind == "Job"]
 
 
 def test_a_new_version_rolls_nothing_before_its_migration_is_done() -> None:

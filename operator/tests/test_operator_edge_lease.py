@@ -54,6 +54,18 @@ def made(store: Store, clock: Clock, me: str) -> Lease:
     return Lease(store, "ns", me, clock)
 
 
+async def test_the_lease_is_found_by_its_label() -> None:
+    """`kubectl plato report` asks for it in all namespaces; others' labels stay."""
+    store = Store()
+    lease = made(store, Clock(), "a/uid/1")
+    await lease.acquire()
+    assert store.lease is not None
+    assert store.lease["metadata"]["labels"] == {"app.kubernetes.io/name": "plato"}
+    store.lease["metadata"]["labels"] = {"team": "chat"}
+    await lease.renew()
+    assert store.lease["metadata"]["labels"] == {"team": "chat", "app.kubernetes.io/name": "plato"}
+
+
 def test_each_start_has_another_name() -> None:
     """A claim of the record shows by it, also for the same pod."""
     assert holder("op-0", "uid") != holder("op-0", "uid")

@@ -16,7 +16,7 @@ from plato_operator import crds, reading
 from plato_operator.core.orders import Apply
 from plato_operator.core.plan import one_pass
 from plato_operator.core.rebuild import rebuilt
-from plato_operator.core.snapshot import Endpoint, Memory, Node, Pool, Snapshot
+from plato_operator.core.snapshot import Child, Endpoint, Memory, Node, Pool, Snapshot
 from plato_operator.kube import Kube, Refused, Unreachable
 from plato_operator.observe import BadResource, Observer
 from plato_operator.probes import SILENT_S, Health
@@ -81,6 +81,17 @@ def test_a_gateway_pod_is_read_whole() -> None:
     assert (pod.template_hash, pod.version, pod.drain_asked) == ("t1", "0.1.0", True)
     assert (pod.ready, pod.running, pod.gate, pod.deleting) == (True, True, False, False)
     assert pod.ready_since_ms - pod.created_ms == 1000
+
+
+def test_how_a_pod_is_asked_is_what_its_own_template_says() -> None:
+    """Not what the spec says now: while tls.internal is set, shards that are still to roll are asked in plain text. Else
+    none of them would report its slots, and two could never roll."""
+    plain = pod_object()
+    assert not reading.pod(plain, pool_of(), None).tls
+    plain["spec"]["containers"][1]["env"].append(
+        {"name": "PLATO_TLS__INTERNAL_DIR", "value": "/etc/plato/tls/internal"}
+    )
+    assert reading.pod(plain, pool_of(), None).tls
 
 
 @pytest.mark.parametrize(
@@ -295,6 +306,43 @@ async def test_a_secret_of_keys_has_one_whose_name_says_its_kid(
     assert snap.odd_keys == odd
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "keyPrefix are those of PlatoCluster first"),
+        ({"store": {"url": {"name": "kv"}, "keyPrefix": "b:"}}, "schema are those of PlatoCluster first"),
+        (
+            {"store": {"url": {"name": "kv2"}}, "database": {"uri": {"name": "db"}, "schema": "b"}},
+            "",
+        ),
+    ],
+)
+async def test_a_second_cluster_over_the_first_ones_store_or_schema_is_held(fields: dict[str, Any], words: str) -> None:
+    """Its shards would have greater fences, and take every slot from the first one's: an outage by a copied manifest."""
+    server = Server()
+    first = {
+        **CLUSTER,
+        "metadata": {**CLUSTER["metadata"], "name": "first", "uid": "fu", "creationTimestamp": "2026-01-01T00:00:00Z"},
+    }
+    spec = {**{k: v for k, v in CLUSTER["spec"].items() if k != "tls"}, **fields}
+    second = {"metadata": {**CLUSTER["metadata"], "creationTimestamp": "2026-02-01T00:00:00Z"}, "spec": spec}
+    server.objects = {("PlatoCluster", "first"): first, ("PlatoCluster", "demo"): second}
+    snap = await looked(server, second)
+    assert words in snap.shared
+    assert bool(words) is bool(snap.shared)
+    there = {
+        ("ServiceAccount", "demo"): Child("ServiceAccount", "demo", "sa"),
+        ("Secret", "demo-admin"): Child("Secret", "x", "s"),
+    }
+    snap = replace(snap, topology=replace(rebuilt(snap), writer="me"), children=there)
+    plan = one_pass(snap)
+    assert bool([o for o in plan.applies if isinstance(o, Apply) and o.kind == "Job"]) is not bool(words)
+    assert plan.cluster_status is not None
+    told = {c.type: c.reason for c in plan.cluster_status.conditions}
+    assert (told["Stalled"] == "NotAlone") is bool(words)
+    assert not (await looked(server, first)).shared
+
+
 async def test_the_tokens_of_a_cluster_that_had_this_name_before_are_not_ours() -> None:
     """Its Secret is still being collected: pods wait for ours, nobody is asked with the old ones. What somebody else made
     under that name is good."""
@@ -312,7 +360,8 @@ async def test_the_tokens_of_a_cluster_that_had_this_name_before_are_not_ours() 
         }  # fmt: skip
         snap = await looked(server, {**CLUSTER, "spec": spec})
         assert (("Secret", "demo-admin") in snap.children) is ours
-        snap = replace(snap, topology=replace(rebuilt(snap), writer="me"))
+        account = {("ServiceAccount", "demo"): Child("ServiceAccount", "demo", "sa")}
+        snap = replace(snap, topology=replace(rebuilt(snap), writer="me"), children={**snap.children, **account})
         pods = [o for o in one_pass(snap).applies if isinstance(o, Apply) and o.template_hash]
         assert bool(pods) is ours
 

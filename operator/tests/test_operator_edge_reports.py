@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -179,3 +180,41 @@ def test_a_report_is_read_with_what_it_has() -> None:
     }  # fmt: skip
     assert parsed(full) == Report("u", 9, 17, False, ((0, 3),), DrainReport(9, "drained", 0, 1), 2)
     assert parsed({"uid": "u", "lease": None, "drain": None, "slots": None, "worker_id": None}) == Report("u")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epoch_seen": 1 << 60}, {"epoch_seen": -1}, {"epoch_seen": float("inf")}, {"worker_id": 1024},
+        {"connections": -1}, {"connections": 1 << 63}, {"slots": {"acquired": [[0, 10**12]]}},
+        {"slots": {"acquired": [[-1, 3]]}}, {"drain": {"id": 1, "remaining": -5}}, {"drain": {"id": float("inf")}},
+    ],
+)  # fmt: skip
+def test_what_no_process_can_mean_is_no_report(wrong: dict[str, object]) -> None:
+    """A gateway faces the internet. What it says must not take the operator's memory, push the record's epoch out of the
+    store's range, or make a status that the API server refuses."""
+    with pytest.raises(ValueError, match=r"the report has"):
+        parsed({"uid": "u", **wrong})
+
+
+async def test_nonsense_drops_the_report_before_it(process: Process, session: aiohttp.ClientSession) -> None:
+    """As every answer that cannot be read: unknown, at once."""
+    reports = Reports(session, "ns", "demo", Clock())
+    targets = {"g-0": Target("u1", process.at)}
+    for nonsense in ("[" * 100_000, '{"uid": "u1", "epoch_seen": Infinity}'):
+        process.body = {"uid": "u1", "epoch_seen": 7}
+        assert await reports.refresh(targets, {"g-0"}, ACCESS)
+        process.body = nonsense
+        assert await reports.refresh(targets, {"g-0"}, ACCESS) == {}
+
+
+async def test_a_token_is_not_said_in_plain_text_where_tls_is_meant(
+    process: Process, session: aiohttp.ClientSession
+) -> None:
+    """The Secret of tls.internal is missing, or its ca.crt is none. Pods of before, without TLS, are asked as they are."""
+    reports = Reports(session, "ns", "demo", Clock())
+    targets = {"g-0": Target("u1", process.at, tls=True)}
+    assert await reports.refresh(targets, {"g-0"}, ACCESS) == {}
+    assert process.asked == 0
+    context = ssl.create_default_context()
+    assert await reports.refresh({"g-1": Target("u1", process.at)}, {"g-1"}, Access(ACCESS.tokens, context))

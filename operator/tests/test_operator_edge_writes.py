@@ -12,7 +12,8 @@ from plato.api.shared import Condition
 from plato.topology.record import Shard, Topology, even_ranges
 from plato_operator import manifests
 from plato_operator.apply import FIRST_RETRY_S, Hands, Stopped
-from plato_operator.core.orders import Apply, DeletePod, Event, Gate, Lower, Plan, Raise, Remove, TopologyWrite
+from plato_operator.core.conditions import MOST_WORDS
+from plato_operator.core.orders import Apply, DeletePod, Event, Gate, Lower, Plan, Raise, Remove, Scale, TopologyWrite
 from plato_operator.core.snapshot import Child, Cluster, Snapshot
 from plato_operator.events import AGAIN_S, FORGET_S, Events
 from plato_operator.kube import Kube, Refused, Unreachable
@@ -28,6 +29,10 @@ class Api:
     def __init__(self) -> None:
         self.writes: list[tuple[str, str, str, Any]] = []
         self.fails: dict[tuple[str, str], Exception] = {}
+        self.there: dict[tuple[str, str], dict[str, Any]] = {}
+
+    async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        return self.there.get((kind, name))
 
     def _write(self, verb: str, kind: str, name: str, body: Any) -> dict[str, Any]:
         self.writes.append((verb, kind, name, body))
@@ -200,6 +205,35 @@ async def test_a_refusal_for_what_it_says_stops_nobody_else_and_waits_longer_eac
     assert not desk.hands.refusals
 
 
+@pytest.mark.parametrize(
+    ("order", "at"),
+    [
+        (Raise("demo-edge", "sts-uid", 50), ("merge", "StatefulSet")),
+        (Scale("demo-msg", "dep-uid", 50), ("merge", "Deployment")),
+        (Remove("NetworkPolicy", "demo", "np-uid"), ("delete", "NetworkPolicy")),
+    ],
+)
+async def test_a_scale_that_a_policy_denies_holds_up_neither_the_record_nor_others(
+    order: Raise | Scale | Remove, at: tuple[str, str]
+) -> None:
+    """More replicas than somebody's policy lets: pods that restart are admitted, drains go on, the words are shown."""
+    desk = Desk()
+    desk.api.fails[at] = refused(403, "admission webhook denied the request: at most 20 replicas")
+    plan = Plan((order, SERVICE), TopologyWrite(TOPOLOGY, "7"))
+    assert await desk.carry_out(plan, view())
+    assert desk.api.verbs[1:] == ["apply Service demo-msg", "replace ConfigMap demo-topology"]
+    ((reason, message),) = desk.hands.refusals.values()
+    assert reason == "ApplyRefused"
+    assert "at most 20 replicas" in message
+    desk.api.writes.clear()
+    await desk.carry_out(Plan((order,)), view())
+    assert not desk.api.writes  # not at each pass
+    desk.clock.now += FIRST_RETRY_S
+    del desk.api.fails[at]
+    await desk.carry_out(Plan((order,)), view())
+    assert not desk.hands.refusals
+
+
 async def test_an_overlay_that_cannot_be_is_a_refusal_in_words() -> None:
     """Nothing is sent for it."""
     desk = Desk()
@@ -222,10 +256,44 @@ async def test_what_is_made_once_and_is_there_is_no_trouble() -> None:
     assert not desk.hands.refusals
 
 
+ACCOUNT = Apply("ServiceAccount", "demo", "members", "PlatoCluster", "demo", "h")
+SHARD = Apply("StateShard", "demo-s0", "state", "PlatoCluster", "demo", "h")
+
+
+@pytest.mark.parametrize("order", [ACCOUNT, SHARD])
+@pytest.mark.parametrize("labels", [{}, {"plato.im/cluster": "other"}])
+async def test_what_is_somebody_elses_is_never_taken_over(order: Apply, labels: dict[str, str]) -> None:
+    """A cluster that is named like the account of another program would lend its pods that one's rights, and have it
+    deleted with itself."""
+    desk = Desk()
+    desk.api.fails["create", order.kind] = refused(409, reason="AlreadyExists")
+    desk.api.there[order.kind, order.name] = {"metadata": {"name": order.name, "uid": "x", "labels": labels}}
+    await desk.carry_out(Plan((order, SERVICE)), view())
+    assert desk.api.verbs[-1] == "apply Service demo-msg"
+    assert f"apply {order.kind} {order.name}" not in desk.api.verbs
+    reason, message = desk.hands.refusals[order.kind, order.name]
+    assert reason == "NameTaken"
+    assert "is not this PlatoCluster's" in message
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"labels": {"plato.im/cluster": "demo"}},
+        {"ownerReferences": [{"uid": "cluster-uid", "controller": True}]},
+    ],
+)
+async def test_what_lost_its_label_or_its_owner_is_still_ours(meta: dict[str, Any]) -> None:
+    desk = Desk()
+    desk.api.there["ServiceAccount", "demo"] = {"metadata": {"name": "demo", "uid": "x", **meta}}
+    await desk.carry_out(Plan((ACCOUNT,)), view())
+    assert desk.api.verbs == ["apply ServiceAccount demo"]
+
+
 async def test_without_the_lease_nothing_is_written() -> None:
     """It is asked before each write, so it may end within a plan."""
     desk = Desk()
-    desk.lease.checks = 1
+    desk.lease.checks = 2  # one more after the look for somebody else's object
     with pytest.raises(LeaseLost):
         await desk.carry_out(Plan((SERVICE, BUDGET), TopologyWrite(TOPOLOGY, "7")), view())
     assert desk.api.verbs == ["apply Service demo-msg"]
@@ -288,9 +356,10 @@ async def test_a_stalled_cluster_keeps_the_rest_of_its_status() -> None:
     api = Api()
     old = {"phase": "Ready", "conditions": [{"type": "Paused", "status": "False", "reason": "r", "message": "m"}]}
     await Statuses(cast(Kube, api), Clock()).stalled(
-        "PlatoCluster", resource(old), "Forbidden", "cannot list", START_MS
+        "PlatoCluster", resource(old), "Forbidden", "cannot list" + "!" * 100_000, START_MS
     )
     status = api.writes[0][3]["status"]
+    assert len(status["conditions"][0]["message"]) == MOST_WORDS
     assert status["phase"] == "Ready"
     assert [(c["type"], c["status"]) for c in status["conditions"]] == [
         ("Ready", "Unknown"), ("Stalled", "True"), ("Paused", "False"),
@@ -316,6 +385,14 @@ async def test_an_event_is_one_object_however_often_it_happens() -> None:
     assert api.writes[-1][0] == "create"
     await events.tell(Event("Pod", "nobody", "Normal", "X", "y"), view().objects)
     assert len(api.writes) == 4
+
+
+async def test_a_note_is_cut_by_bytes() -> None:
+    """The API server counts those, and would refuse the event."""
+    api = Api()
+    event = Event("Pod", "demo-edge-2", "Warning", "X", "ä" * 2_000)
+    await Events(cast(Kube, api), "ns", "me", Clock()).tell(event, view().objects)
+    assert api.writes[0][3]["note"] == "ä" * 512
 
 
 async def test_an_event_that_cannot_be_written_is_no_trouble() -> None:

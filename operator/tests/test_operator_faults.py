@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from plato.api.shared import Condition
-from plato.topology.record import DRAINING, LOST, SLOTS, Rest
+from plato.topology.record import DRAINING, LEAVING, LOST, SLOTS, Rest
 from plato_operator.core import conditions
 from plato_operator.core.orders import DeletePod, Plan
 from plato_operator.core.plan import one_pass
@@ -283,6 +283,37 @@ def test_o16_a_roll_with_a_node_not_ready_goes_on_with_the_others_and_needs_no_s
     until(world, rolled, rounds=300)
     world.heal(lost)
     world.settle()
+
+
+def test_o16_a_roll_goes_on_though_the_node_of_a_gateway_dies_that_is_leaving() -> None:
+    """Its kubelet died while the last clients were moved: the pod is deleted and never goes. It counts as lost, and says so;
+    its id stays its own."""
+    world = World(nodes=4, replicas=3)
+    world.settle()
+    world.repool(workers=4)
+
+    def leaving() -> list[str]:
+        gateways = world.topology.gateways if world.topology is not None else {}
+        pods = world.api.pods
+        return [n for n, g in gateways.items() if g.state == LEAVING and n in pods and pods[n].deleting]
+
+    for _ in range(100):
+        world.act()
+        if leaving():
+            break
+        world.tick()
+    (gone,) = leaving()
+    assert world.topology is not None
+    worker_id = world.topology.gateways[gone].worker_id
+    node = world.api.pods[gone].node
+    world.cut(node)
+    for other in [n for n, p in world.api.pods.items() if p.node == node and n != gone]:
+        world.delete_pod(other, force=True)  # Kubernetes has them leave the node
+    template = world.api.children["StatefulSet", POOL].template_hash
+    others = [f"{POOL}-{i}" for i in range(3) if f"{POOL}-{i}" != gone]
+    until(world, lambda: all(n in world.api.pods and world.api.pods[n].template_hash == template for n in others))
+    assert condition(world.act(), "NodeLost")[0] == "True"
+    assert world.topology.gateways[gone].worker_id == worker_id
 
 
 def test_o16_a_roll_goes_on_when_the_lost_node_is_fenced_and_the_successor_has_no_node() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from manifest_inputs import FULL, KAFKA, PLAIN, cluster, orders, rendered, snapshot
+from manifest_inputs import FULL, KAFKA, PLAIN, PRODUCT, cluster, orders, rendered, snapshot
 from plato.api.names import ANNOTATION_INPUT_HASH
 from plato.api.pool import DrainSpec
 from plato.runtime.settings import load
@@ -48,7 +48,7 @@ def templates(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {k: v for k, v in made.items() if "metadata" in v}
 
 
-@pytest.mark.parametrize(("name", "spec"), [("plain", PLAIN), ("full", FULL), ("kafka", KAFKA)])
+@pytest.mark.parametrize(("name", "spec"), [("plain", PLAIN), ("full", FULL), ("kafka", KAFKA), ("product", PRODUCT)])
 @pytest.mark.planner
 def test_o20_a_render_changes_only_with_its_hash(name: str, spec: dict[str, Any]) -> None:
     """An operator that renders otherwise under the same hash would leave running clusters as they are until something
@@ -72,7 +72,7 @@ def test_o20_a_render_changes_only_with_its_hash(name: str, spec: dict[str, Any]
     assert now.keys() == before.keys()
 
 
-@pytest.mark.parametrize("spec", [PLAIN, FULL, KAFKA])
+@pytest.mark.parametrize("spec", [PLAIN, FULL, KAFKA, PRODUCT])
 def test_what_pods_get_by_environment_are_settings(spec: dict[str, Any]) -> None:
     for part, template in templates(objects(spec)).items():
         container = template["spec"]["containers"][0]
@@ -92,7 +92,7 @@ def test_what_pods_get_by_environment_are_settings(spec: dict[str, Any]) -> None
             assert read.gateway.max_bytes_per_s == (250_000_000 if spec is FULL else 0)
 
 
-@pytest.mark.parametrize("spec", [PLAIN, FULL, KAFKA])
+@pytest.mark.parametrize("spec", [PLAIN, FULL, KAFKA, PRODUCT])
 def test_each_file_that_a_setting_names_is_mounted(spec: dict[str, Any]) -> None:
     for template in templates(objects(spec)).values():
         container = template["spec"]["containers"][0]

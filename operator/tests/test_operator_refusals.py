@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 import aiohttp
+import prometheus_client
 import pytest
 from plato.topology.record import Topology, even_ranges
-from plato_operator import reconcile
+from plato_operator import metrics, reconcile
 from plato_operator.apply import Stopped
 from plato_operator.core.orders import Act, DeletePod, Event, Plan, TopologyWrite
 from plato_operator.core.snapshot import Cluster, Snapshot
@@ -33,12 +34,15 @@ class Api:
         self.fails: dict[str, Refused] = {}
         self.events: list[str] = []
         self.ready: list[tuple[str, str]] = []
+        self.gone = False
 
     def _may(self, what: str) -> None:
         if what in self.fails:
             raise self.fails[what]
 
     async def get(self, kind: str, namespace: str, name: str) -> Any:
+        if self.gone:
+            return None
         meta = {"name": name, "namespace": namespace, "uid": "cu", "generation": 1, "resourceVersion": "3"}
         return {"metadata": meta, "spec": {}}
 
@@ -66,6 +70,9 @@ class Observer:
     """Sees one pod, or fails."""
 
     fails: KubeError | None = None
+
+    def close(self) -> None:
+        """Nothing is under way."""
 
     async def look(self, *_: Any) -> View:
         if self.fails is not None:
@@ -181,3 +188,17 @@ async def test_a_refused_look_for_what_it_asks_is_told_at_once(rig: Rig) -> None
 
 def test_a_plan_that_stopped_says_how_far_it_came() -> None:
     assert (Stopped("x").reason, Stopped("x").written) == ("", False)
+
+
+async def test_a_cluster_that_is_gone_leaves_no_lines_in_the_metrics(rig: Rig) -> None:
+    """Namespaces of reviews come and go by thousands."""
+    await rig.passes()
+    rig.api.fails["merge"] = refused(500)
+    rig.observer.fails = refused(500)
+    await rig.passes()
+    metrics.REPORTS_FAILED.labels("ns", "demo").inc()
+    assert b'cluster="demo"' in prometheus_client.generate_latest()
+
+    rig.api.gone = True
+    await rig.loop.run()
+    assert b'cluster="demo"' not in prometheus_client.generate_latest()

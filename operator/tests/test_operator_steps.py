@@ -8,6 +8,7 @@ import pytest
 from plato.topology.record import DRAINING, LEAVING, SERVING, Rest, Topology, even_ranges
 from plato_operator.core.orders import DeletePod, Lower
 from plato_operator.core.plan import one_pass
+from plato_operator.core.snapshot import Memory
 from world import POOL, Process, World
 
 
@@ -76,6 +77,24 @@ def test_a_new_leader_claims_before_anything_else(world: World) -> None:
     assert plan.write.topology == replace(
         world.topology or pytest.fail("no record"), writer="op-b", epoch=plan.write.topology.epoch
     )
+
+
+@pytest.mark.planner
+def test_o05_two_operators_with_leases_of_their_own_do_not_claim_by_turns(world: World) -> None:
+    """Two releases that watch one namespace: the record is not written ten times a second, and an event says so."""
+    assert world.topology is not None
+    memories = {"op-a": Memory(), "op-b": Memory()}
+    writes, told = 0, set()
+    for _ in range(120):
+        for me, memory in memories.items():
+            plan = one_pass(replace(world.snapshot(me), memory=memory))
+            memories[me] = plan.memory
+            told |= {e.reason for e in plan.events}
+            if plan.write is not None:
+                writes, world.topology = writes + 1, plan.write.topology
+        world.now_ms += 1000
+    assert writes <= 6
+    assert told == {"AnotherOperator"}
 
 
 @pytest.mark.planner
@@ -317,7 +336,6 @@ def test_a_hand_deleted_shard_returns_with_its_name_and_slots(world: World) -> N
     before = world.topology.slots
     world.api.shards["demo-s1"] = replace(world.api.shards["demo-s1"], deleting=True)
     world.tick(3)
-    world.api.children.pop(("StateShard", "demo-s1"))
     world.settle()
     assert world.topology.slots == before
     assert "demo-s1" in world.api.shards
@@ -427,6 +445,50 @@ def test_a_stale_cache_retires_nobody_and_turns_no_shard_back(world: World) -> N
     world.act(stale=1)
     assert world.topology.shards["demo-s0"] == shard
     assert world.topology.gateways == pods
+
+
+def test_an_address_of_ip6_is_bracketed_before_its_port(world: World) -> None:
+    """Else it reads as a longer address without a port."""
+    snap = world.snapshot(world.leader)
+    topology = replace(record(world), msgs={})
+    pods = {n: replace(p, ip="fd00::5") if p.component == "msg" else p for n, p in snap.pods.items()}
+    plan = one_pass(replace(snap, topology=topology, pods=pods))
+    assert plan.write is not None
+    assert {m.addr for m in plan.write.topology.msgs.values()} == {"[fd00::5]:8907"}
+
+
+def test_another_public_address_reaches_clients_by_the_record(world: World) -> None:
+    """spec.publicAddress or a node's annotation was changed: no pod rolls for it. One that is not known any more stays."""
+    snap = world.snapshot(world.leader)
+    name = f"{POOL}-0"
+    at = snap.pods[name].endpoint
+    assert at is not None
+    for ip, told in (("192.0.2.7", "192.0.2.7"), ("", at.ip)):
+        pods = {**snap.pods, name: replace(snap.pods[name], endpoint=replace(at, ip=ip))}
+        plan = one_pass(replace(snap, pods=pods))
+        written = plan.write.topology if plan.write is not None else record(world)
+        assert written.gateways[name].ip == told
+        assert (plan.act, plan.applies) == (None, ())
+
+
+@pytest.mark.planner
+def test_o04_an_evicted_pod_that_stays_as_failed_leaves_the_record(world: World) -> None:
+    """A node under pressure evicts a msg pod, and nobody deletes the object: its id would be held for ever, its address
+    asked by every shard. Its id rests first, and its version is nobody's."""
+    snap = world.snapshot(world.leader)
+    name, msg = next(iter(record(world).msgs.items()))
+    pods = {**snap.pods, name: replace(snap.pods[name], phase="Failed", running=False, ready=False)}
+    plan = one_pass(replace(snap, pods=pods))
+    assert plan.write is not None
+    written = plan.write.topology
+    assert name not in written.msgs
+    assert written.resting[msg.worker_id].uid == msg.uid
+    old = {**pods, name: replace(pods[name], version="0")}
+    again = one_pass(replace(snap, pods=old, topology=written))
+    assert again.cluster_status is not None
+    assert again.cluster_status.version == snap.cluster.spec.version
+    assert again.write is None
+    assert again.applies == ()
 
 
 @pytest.mark.planner

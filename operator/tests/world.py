@@ -215,7 +215,8 @@ class World:
         for shard in list(self.api.shards.values()):
             if shard.deleting:
                 del self.api.shards[shard.name]
-                self.api.children.pop(("StatefulSet", shard.name), None)
+                for kind in ("StateShard", "StatefulSet"):
+                    self.api.children.pop((kind, shard.name), None)
                 if f"{shard.name}-0" in self.api.pods:
                     self.delete_pod(f"{shard.name}-0", grace_s=1)
 
@@ -547,6 +548,8 @@ class World:
                     unwanted = pod is not None and pod.ordinal >= self.api.pools[POOL].spec.replicas
                     if pod is not None and pod.uid == gateway.uid and not (unwanted and gateway.state == LEAVING):
                         ours.add(pod.ordinal)
+                if gateway.state == LOST:
+                    ours.discard(int(name.rpartition("-")[2]))  # what a lost node takes with it is nobody's doing
             sts = self.api.children.get(("StatefulSet", POOL))
             surplus = {p.ordinal for p in self.api.pods.values() if p.unschedulable and "were" not in p.unschedulable}
             ours = {o for o in ours if sts is not None and o < sts.replicas} - surplus
@@ -571,6 +574,10 @@ class World:
 
     def converged(self) -> bool:
         if self.topology is None or self.acquired() != 1024 or self.topology.move is not None:
+            return False
+        if len(self.api.shards) != self.cluster.spec.state.shards and any(
+            s.spec.weight for s in self.api.shards.values()
+        ):
             return False
         pool = self.api.pools[POOL]
         pods = [p for p in self.api.pods.values() if p.component == GATEWAY]

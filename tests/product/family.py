@@ -2,6 +2,7 @@
 
 Home ─ Device × n ─ plato.client.Client (its own SQLite) ─▸ cluster
 Terminal: a device on which `plato chat` runs, in lines, with the group; what it prints is what its user was shown
+Window: a browser with the chat page (family_browser.py)
 live()     says, answers, quotes, edits, recalls, reads, types, pins, mutes, hides, renames, at a steady rate
 rest()     waits until the checker finds nothing, or a deadline passes; what it found is the answer
 """
@@ -34,10 +35,15 @@ from tests.faults import checker
 from tests.faults.load import row_of
 from tests.faults.waiting import until
 from tests.product import family_checker
+from tests.product.browser import Person, browsers
+from tests.product.family_browser import Window
 
 ASKED: Final = "?"
 """What the bot answers begins with it."""
 ANSWERS: Final = uuid.uuid5(uuid.NAMESPACE_URL, "https://plato.example/family")
+WINDOWS_FROM: Final = 1_000
+"""Number of the first browser; devices have those below."""
+WINDOW_PAUSE_S: Final = 0.5
 MINE: Final = 20
 """How far back somebody edits or recalls."""
 
@@ -99,9 +105,15 @@ class Home:
     everybody is in the group. The bot is the person named "bot"."""
 
     def __init__(
-        self, cluster: LocalCluster, folder: Path, people: Mapping[str, int], terminals: Sequence[str] = ()
+        self,
+        cluster: LocalCluster,
+        folder: Path,
+        people: Mapping[str, int],
+        terminals: Sequence[str] = (),
+        windows: Sequence[str] = (),
     ) -> None:
-        """people: how many devices each of them has. terminals: whose last one of them is a terminal."""
+        """people: how many devices each of them has. terminals: whose last one of them is a terminal. windows: who has a
+        browser as well."""
         self._cluster = cluster
         self._folder = folder
         self.people = tuple(people)
@@ -114,8 +126,11 @@ class Home:
         self.acts: dict[str, int] = {}
         self.group = ""
         self._orders: dict[tuple[int, str], int] = {}
+        self._noted: dict[bytes, int] = {}
         self._following: set[asyncio.Task[None]] = set()
+        self.windows: list[Window] = []
         self._terminals = terminals
+        self._with_windows = windows
         self._stack = AsyncExitStack()
 
     def _device(self, user: str) -> Device:
@@ -140,12 +155,20 @@ class Home:
     async def __aenter__(self) -> Home:
         for device in self.devices:
             await self._enter(device)
+        if self._with_windows:
+            browser = await self._stack.enter_async_context(browsers())
+            for user in self._with_windows:
+                person = await Person.enter(browser, self._cluster, user)
+                others = tuple(p for p in self.people if p != user)
+                self.windows.append(Window(person, WINDOWS_FROM + len(self.windows), others))
         first = self.devices[0]
         ticket = await first.client.create_group("family", [p for p in self.people if p != first.user])
         self.group = ticket.conversation_id
         await until(
             lambda: all(d.client.conversation(self.group) for d in self.devices), 60.0, "the group came nowhere"
         )
+        for window in self.windows:
+            window.group = self.group
         for device in filter(self._chats, self.devices):
             device.terminal = Terminal(device.client, self.group)
             device.tasks.append(asyncio.create_task(device.terminal.run()))
@@ -167,8 +190,8 @@ class Home:
         await until(lambda: device.client.state.phase is Phase.ONLINE, 60.0, f"{device.user} does not come online")
 
     def _chats(self, device: Device) -> bool:
-        last = max(d.number for d in self.devices if d.user == device.user and not d.late)
-        return device.user in self._terminals and device.number == last
+        numbers = [d.number for d in self.devices if d.user == device.user and not d.late]
+        return device.user in self._terminals and device.number == numbers[-1]
 
     async def late(self) -> None:
         """One more device for everybody: it must come to the same by what the platform tells a newcomer."""
@@ -191,8 +214,31 @@ class Home:
     # ── what they do ─────────────────────────────────────────────────────────────────────────────────────
 
     async def live(self, per_s: float, done: Callable[[], bool], seed: int) -> None:
-        """Everybody does something, `per_s` times a second in all, until `done()`."""
-        chance = random.Random(seed)
+        """Everybody does something, `per_s` times a second in all, and each browser what it can, until `done()`."""
+        browsing = [asyncio.create_task(self._browse(w, done, random.Random(seed + w.number))) for w in self.windows]
+        try:
+            await self._live(per_s, done, random.Random(seed))
+            await asyncio.gather(*browsing)
+        finally:
+            for task in browsing:
+                task.cancel()
+
+    async def _browse(self, window: Window, done: Callable[[], bool], chance: random.Random) -> None:
+        while not done():
+            await window.act(chance)
+            await self._written(window)
+            await asyncio.sleep(chance.uniform(0, 2 * WINDOW_PAUSE_S))  # a person's pace
+
+    async def _written(self, window: Window) -> None:
+        """Notes what a browser wrote: what stands in its store as its person's, and no other device has noted."""
+        for entry in await window.written():
+            if entry.client_msg_id not in self._noted:
+                self._count(window.user, window.number, entry.conversation_id, entry.client_msg_id, entry.body)
+            place = self._noted[entry.client_msg_id]
+            if entry.refused and not self.sent[place].refused:
+                self.sent[place] = replace(self.sent[place], refused=True)
+
+    async def _live(self, per_s: float, done: Callable[[], bool], chance: random.Random) -> None:
         due = time.monotonic()
         acts = [self._say] * 8 + [self._ask] * 2 + [self._answer] * 2 + [self._edit] * 3 + [self._recall] * 2
         acts += [self._look] * 5 + [self._type, self._pin, self._mute, self._hide, self._rename]
@@ -294,13 +340,8 @@ class Home:
         self._spawn(ask())
 
     def _note(self, device: Device, ticket: Sent, body: bytes) -> None:
-        lane = device.number, ticket.conversation_id
-        self._orders[lane] = self._orders.get(lane, 0) + 1
-        sent = checker.Sent(
-            device.user, device.number, ticket.conversation_id, ticket.client_msg_id, body, self._orders[lane]
-        )
         place = len(self.sent)
-        self.sent.append(sent)
+        sent = self._count(device.user, device.number, ticket.conversation_id, ticket.client_msg_id, body)
 
         async def follow() -> None:
             try:
@@ -310,6 +351,14 @@ class Home:
                 self.sent[place] = replace(sent, refused=True)
 
         self._spawn(follow())
+
+    def _count(self, user: str, number: int, conversation_id: str, client_msg_id: bytes, body: bytes) -> checker.Sent:
+        lane = number, conversation_id
+        self._orders[lane] = self._orders.get(lane, 0) + 1
+        sent = checker.Sent(user, number, conversation_id, client_msg_id, body, self._orders[lane])
+        self._noted[client_msg_id] = len(self.sent)
+        self.sent.append(sent)
+        return sent
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -323,6 +372,7 @@ class Home:
             quiet = not self._following and not any(
                 d.client.unsettled(c.conversation_id) for d in self.devices for c in d.client.conversations()
             )
+            quiet = quiet and not [w for w in self.windows if await w.unsettled()]
             family = await self.look()
             findings = family_checker.check(family)
             if (quiet and not findings) or time.monotonic() > end:
@@ -338,6 +388,9 @@ class Home:
         """Everything for the checker: the database's tables, the devices' stores and what they say."""
         truth = await _database(self._cluster)
         devices = tuple(self._seen(device, truth.members) for device in self.devices)
+        for window in self.windows:
+            await self._written(window)
+        devices += tuple([await window.seen() for window in self.windows])
         return replace(truth, sent=tuple(self.sent), devices=devices)
 
     def _seen(self, device: Device, conversations: Iterable[str]) -> family_checker.Device:

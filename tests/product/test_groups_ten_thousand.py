@@ -1,5 +1,5 @@
-"""A group of 10,000 that a person made: nobody is flooded by its making, its members are listed in pages, one message, one
-recall and one leave reach who is online by notices and pulls."""
+"""A group of 10,000 that a person made: nobody is flooded by its making, its members are listed in pages, one message,
+one recall and one leave reach who is online by notices and pulls, and what is written does not grow with the members."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import quote
 
+import asyncpg
 import pytest
 from plato.local.cluster import LocalCluster
 from plato.wire.v1 import client_pb2 as wire
@@ -24,6 +25,40 @@ from tests.product.api import Api
 pytestmark = pytest.mark.timeout(240)
 MEMBERS, ONLINE, PAGE = 10_000, 100, 1_000
 OPERATIONS = 20
+A_FEW = 30
+"""Rows that a step may write beside its own: counters, leases, where somebody is."""
+
+
+class Ledger:
+    """Counts the rows that a step wrote: those that bear its transactions."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self._since = 0
+
+    async def begin(self) -> None:
+        """Rows count from here on."""
+        connection = await asyncpg.connect(self._cluster.database_uri)
+        try:
+            self._since = await connection.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+        finally:
+            await connection.close()
+
+    async def rows(self) -> int:
+        """How many rows, of all tables, were written since; one that was written twice counts once."""
+        schema = self._cluster.settings.database.schema_name
+        connection = await asyncpg.connect(self._cluster.database_uri)
+        try:
+            tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
+            counts = [
+                await connection.fetchval(
+                    f"SELECT count(*) FROM {schema}.{table['tablename']} WHERE xmin::text::bigint >= $1", self._since
+                )
+                for table in tables
+            ]
+        finally:
+            await connection.close()
+        return sum(counts)
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +121,30 @@ async def test_ten_thousand_are_one_group(city: LocalCluster, tmp_path: Path) ->
             assert member.pushes <= 1, "only a group that is small yet is pushed to"
             assert len(member.notices) <= 12, "twenty operations are a few notices"
 
+        ledger = Ledger(city)
+        await ledger.begin()
         begun = time.monotonic()
         said = await (await founder.client.send("hello, city", conversation_id=group)).settled()
         figures["settled_ms"] = round((time.monotonic() - begun) * 1_000, 1)
         await until(lambda: everybody_has(said.seq), 30)
         figures["shown_to_all_online_s"] = round(time.monotonic() - begun, 2)
+        figures["rows_for_a_message"] = await ledger.rows()
+        assert figures["rows_for_a_message"] <= A_FEW, "of 10,000 members, 100 online: one message, not one row each"
+
+        await ledger.begin()
+        begun = time.monotonic()
+        for n, (_, raw) in enumerate(raws):
+            raw.post(wire.READ, wire.ReadMsg(ref=1_000 + n, conversation_id=group, seq=said.seq))
+        counts = f"/v1/conversations/{quote(group)}/read_counts?seqs={said.seq}"
+
+        async def all_read() -> bool:
+            return bool((await api.ask("GET", counts)).body["counts"].get(str(said.seq), 0) >= ONLINE)
+
+        await until(all_read, 30, "not all who read are counted")
+        figures["all_online_read_s"] = round(time.monotonic() - begun, 2)
+        figures["rows_for_100_readers"] = await ledger.rows()
+        assert figures["rows_for_100_readers"] <= 2 * ONLINE + A_FEW, "a reader's own rows, and none of the others'"
+
         await (await founder.client.recall(said.msg_id, conversation_id=group)).settled()
         begun = time.monotonic()
         left = await (await founder.client.leave(group)).settled()

@@ -130,6 +130,34 @@ def test_the_rendered_role_is_that_file() -> None:
     assert role["rules"] == yaml.safe_load(text("charts/plato/files/role.yaml"))
 
 
+def test_the_uninstall_job_runs_where_the_operator_may() -> None:
+    """On tainted nodes, or under a quota that asks for resources, it would never start, and no uninstall end."""
+    hook = text("charts/plato/templates/hooks/uninstall.yaml")
+    for field in ("resources", "nodeSelector", "tolerations"):
+        assert f".Values.operator.{field}" in hook
+
+
+def test_names_from_outside_are_quoted() -> None:
+    """A namespace may be called 2024, and YAML would take it for a number."""
+    bare = re.compile(r":\s+\{\{ \$?(\.Release\.(Name|Namespace)|namespace|pool) \}\}")
+    found = [
+        f"{f}: {line}"
+        for f in CHART_FILES
+        if f.endswith((".yaml", ".tpl"))
+        for line in text(f).splitlines()
+        if bare.search(line)
+    ]
+    assert found == []
+
+
+def test_the_operators_account_is_not_named_as_a_cluster_would_be() -> None:
+    """Pods of a PlatoCluster run under the account of its name. One that is called like the release would have the
+    operator's rights, and would take the operator's account with it when it is deleted."""
+    accounts = [d["metadata"] for d in yaml.safe_load_all(text("deploy/plato.yaml")) if d["kind"] == "ServiceAccount"]
+    assert [a["name"] for a in accounts] == ["plato-operator"]
+    assert '(printf "%s-operator" (include "plato.name" .))' in text("charts/plato/templates/_helpers.tpl")
+
+
 def test_the_operator_pod_is_restricted() -> None:
     [deployment] = [d for d in yaml.safe_load_all(text("deploy/plato.yaml")) if d["kind"] == "Deployment"]
     spec = deployment["spec"]

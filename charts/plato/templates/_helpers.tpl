@@ -5,7 +5,7 @@
 
 {{- define "plato.labels" -}}
 app.kubernetes.io/name: plato
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
@@ -13,12 +13,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "plato.selector" -}}
 app.kubernetes.io/name: plato
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
 {{- define "plato.serviceAccount" -}}
-{{- .Values.serviceAccount.name | default (include "plato.name" .) -}}
+{{- .Values.serviceAccount.name | default (printf "%s-operator" (include "plato.name" .)) -}}
 {{- end -}}
 
 {{- define "plato.operatorImage" -}}

@@ -44,7 +44,7 @@ func (c *Client) onBeatAck(l *link, a wire.Ack) {
 	case a.Code == wire.Pending:
 		c.pending(l.beat)
 	case a.Code.Act() == wire.Retry:
-		c.later(l.beat)
+		c.later(l.beat, a.RetryMS)
 	case a.Code.Act() == wire.Fine:
 		c.takeTimes(a)
 		c.nextBeat(l)

@@ -144,7 +144,7 @@ func (c *Client) onPulled(l *link, m wire.Pulled) {
 		return
 	}
 	if m.Code.Act() != wire.Fine {
-		c.refusedPull(l, cv, &wire.Refusal{Code: m.Code, Msg: m.Msg})
+		c.refusedPull(l, cv, &wire.Refusal{Code: m.Code, Msg: m.Msg, RetryMS: m.RetryMS})
 		return
 	}
 	before := cv.cursor
@@ -167,7 +167,7 @@ func (c *Client) onPulled(l *link, m wire.Pulled) {
 	if cv.cursor > before {
 		cv.pull = nil // the next page, if there is still a gap, is another request
 	} else {
-		c.later(asked)
+		c.later(asked, 0)
 	}
 }
 
@@ -175,7 +175,7 @@ func (c *Client) onPulled(l *link, m wire.Pulled) {
 func (c *Client) refusedPull(l *link, cv *conv, r *wire.Refusal) {
 	switch r.Code.Act() {
 	case wire.Retry:
-		c.later(cv.pull)
+		c.later(cv.pull, r.RetryMS)
 	case wire.StopRequest: // no member any more, or no such range: there is no gap to fill
 		c.log("pull of %s: %v", cv.id, r)
 		clear(cv.early)

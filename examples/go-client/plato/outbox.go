@@ -211,8 +211,8 @@ func (c *Client) onUpAck(l *link, a wire.Ack) {
 		}
 		cv.from(c, first)
 		if a.RetryMS > 0 { // our turn, in all conversations; earlier is refused again
-			told := time.Duration(a.RetryMS) * time.Millisecond
-			c.upsAt = later(c.upsAt, c.now.Add(told+mrand.N(told/4+1)))
+			t := told(a.RetryMS)
+			c.upsAt = later(c.upsAt, c.now.Add(t+mrand.N(t/4+1)))
 		}
 		if c.now.Before(cv.hold) {
 			return // what was sent behind it is answered the same: one back-off for all

@@ -59,8 +59,17 @@ func (c *Client) pending(r *request) {
 	r.due = c.now.Add(r.wait)
 }
 
-// later: a "retry" code; the same again after a back-off.
-func (c *Client) later(r *request) {
+// later: a "retry" code; the same again after a back-off, and not before the platform told, up to a quarter later.
+func (c *Client) later(r *request, retryMS uint64) {
 	r.sent = 0
 	r.due = c.now.Add(r.retry.next(c.limits.repeatMax))
+	if retryMS > 0 {
+		t := told(retryMS)
+		r.due = later(r.due, c.now.Add(t+rand.N(t/4+1)))
+	}
+}
+
+// told is a time that the platform told, kept to up to ten minutes.
+func told(retryMS uint64) time.Duration {
+	return time.Duration(min(retryMS, 600_000)) * time.Millisecond
 }

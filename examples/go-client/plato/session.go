@@ -84,9 +84,9 @@ func (c *Client) onOpenAck(l *link, a wire.Ack) {
 		c.pending(l.open)
 		return
 	case a.Code.Act() == wire.Retry:
-		c.later(l.open)
+		c.later(l.open, a.RetryMS)
 		if a.Code == wire.LoginLater { // our turn is kept
-			l.open.due = c.now.Add(time.Duration(a.RetryMS) * time.Millisecond)
+			l.open.due = c.now.Add(told(a.RetryMS))
 		}
 		return
 	case a.Code.Act() != wire.Fine:
@@ -187,7 +187,7 @@ func (c *Client) refused(l *link, r *wire.Refusal) {
 			c.seek.at = c.now
 		case wire.AddressBusy:
 			c.seek.at = c.now
-			c.seek.crowded(time.Duration(r.RetryMS) * time.Millisecond)
+			c.seek.crowded(told(r.RetryMS))
 		case wire.Flooding:
 			c.seek.at = c.now.Add(c.seek.back.next(slowBack))
 		}
@@ -295,7 +295,7 @@ func (c *Client) handleNumbered(l *link, cmd wire.Cmd) error {
 }
 
 func (c *Client) onAck(l *link, a wire.Ack) {
-	r := &wire.Refusal{Code: a.Code, Msg: a.Msg}
+	r := &wire.Refusal{Code: a.Code, Msg: a.Msg, RetryMS: a.RetryMS}
 	switch a.Type {
 	case wire.LOGIN, wire.RECONN:
 		c.onOpenAck(l, a)
@@ -350,7 +350,7 @@ func (c *Client) onError(l *link, m wire.Error) {
 		c.refusedSync(l, &m.Refusal)
 	case act == wire.LogIn && l.phase == opening && m.Type != l.open.cmd.Type: // of a frame before this LOGIN or RECONN
 	case act == wire.Retry && l.phase == opening:
-		c.later(l.open)
+		c.later(l.open, m.RetryMS)
 	case m.Code == wire.SyncFirst:
 		l.lost = true
 	case act == wire.Retry && m.Type == wire.UP: // too fast: what was dropped is repeated by timer, the rest waits

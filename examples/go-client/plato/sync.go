@@ -69,7 +69,7 @@ func (c *Client) onSynced(l *link, m wire.Synced) {
 		return // of a repeat, answered already
 	}
 	if m.Code.Act() != wire.Fine {
-		c.refusedSync(l, &wire.Refusal{Code: m.Code, Msg: m.Msg})
+		c.refusedSync(l, &wire.Refusal{Code: m.Code, Msg: m.Msg, RetryMS: m.RetryMS})
 		return
 	}
 	if l.phase == syncing {
@@ -92,7 +92,7 @@ func (c *Client) onSynced(l *link, m wire.Synced) {
 		w.ids, w.size = w.ids[n:], w.size-n
 		c.ask(l)
 	case m.More: // a page that moves nothing
-		c.later(w.req)
+		c.later(w.req, 0)
 	case w.upto != "":
 		w.after, w.ids = w.upto, w.ids[w.size:]
 		w.cut()
@@ -116,10 +116,10 @@ func (c *Client) refusedSync(l *link, r *wire.Refusal) {
 	case wire.Retry:
 		if l.phase == syncing && r.Code == wire.TryAgain {
 			c.begin(l)
-			c.later(l.open)
+			c.later(l.open, r.RetryMS)
 			return
 		}
-		c.later(l.walk.req)
+		c.later(l.walk.req, r.RetryMS)
 	case wire.StopRequest:
 		c.log("sync refused for good: %v", r)
 		l.walk = nil

@@ -237,13 +237,14 @@ type Synced struct {
 	Items   []Item
 	More    bool
 	Covered string
+	RetryMS uint64
 }
 
 // DecodeSynced reads a SyncedMsg.
 func DecodeSynced(b []byte) (m Synced, err error) {
 	var code, more uint64
 	err = into{
-		nums:  map[int]*uint64{1: &m.Ref, 2: &code, 5: &more},
+		nums:  map[int]*uint64{1: &m.Ref, 2: &code, 5: &more, 7: &m.RetryMS},
 		texts: map[int]*string{3: &m.Msg, 6: &m.Covered},
 		subs: map[int]func([]byte) error{4: func(b []byte) error {
 			var it Item
@@ -281,13 +282,14 @@ type Pulled struct {
 	Msg, Conversation              string
 	Rows                           []Row
 	CoveredFrom, CoveredTo, Newest uint64
+	RetryMS                        uint64
 }
 
 // DecodePulled reads a PulledMsg.
 func DecodePulled(b []byte) (m Pulled, err error) {
 	var code uint64
 	err = into{
-		nums:  map[int]*uint64{1: &m.Ref, 2: &code, 6: &m.CoveredFrom, 7: &m.CoveredTo, 8: &m.Newest},
+		nums:  map[int]*uint64{1: &m.Ref, 2: &code, 6: &m.CoveredFrom, 7: &m.CoveredTo, 8: &m.Newest, 9: &m.RetryMS},
 		texts: map[int]*string{3: &m.Msg, 4: &m.Conversation},
 		subs: map[int]func([]byte) error{5: func(b []byte) error {
 			row, err := DecodeRow(b)

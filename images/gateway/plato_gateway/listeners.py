@@ -28,6 +28,7 @@ import h11
 from plato.api.names import WS_PATH
 from plato.core.codes import Code, text
 from plato.core.ids import ConnIdMinter, OutOfReservation
+from plato.runtime.client_tls import Certificates
 from plato.wire.v1 import canned
 
 from .core import lanes, websocket
@@ -36,7 +37,7 @@ from .downlink import Downlink
 from .lane import address, poll_socket
 from .preflight import StartError, port_error
 from .sockets import FRESH, GREETING, LISTENER, PAUSED, READ_BYTES, SHAKING, TCP, UPGRADING, WS, Sockets
-from .tls import Certificates, Session
+from .tls import Session
 from .uplink import Uplink
 
 ACCEPTS: Final = 64
@@ -168,6 +169,10 @@ class Listeners:
 
     def _accepted(self, fd: int, letter: int, peer: bytes) -> None:
         sockets = self._sockets
+        if self._certificates is not None and letter != _POLL and self._shaking >= MAX_SHAKING:
+            self._stats.refused += 1
+            os.close(fd)  # words would cost the handshake that there is no room for; nor does it count for its address
+            return
         if sockets.addresses is not None and letter != _POLL and (retry_ms := self._crowded(fd, peer[1:])):
             if self._certificates is not None:
                 os.close(fd)  # words would cost a handshake
@@ -181,10 +186,6 @@ class Listeners:
             sockets.add(fd, TCP if letter == _TCP else UPGRADING, letter, FRESH)
             if not self._admit(fd, peer):
                 return
-        elif self._shaking >= MAX_SHAKING:
-            self._stats.refused += 1
-            os.close(fd)  # words would cost the handshake that there is no room for
-            return
         else:
             # Whether there is room is asked after the handshake: without it a peer understands no answer.
             sockets.add(fd, SHAKING, letter, FRESH)

@@ -9,7 +9,8 @@ client's end of that socket, reached by requests that may be lost or doubled (pl
 A connection is named by sixteen random bytes, which only its client learns; its conn_id opens nothing. It ends when the
 worker ends it, when the client says so, or when no request came for poll_silent_ms of ticks (R10).
 
-Memory: per connection see core/longpoll.py, and one request that waits for room toward the worker.
+Memory: per connection see core/longpoll.py, and one request that waits for room toward the worker. Connections that are
+over take no place: as many as may be open are kept for their last answer, the newest ones.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ import random
 import resource
 import secrets
 import signal
-import ssl
 import time
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from plato.api.names import POLL_PATH
@@ -31,7 +31,7 @@ from plato.core import longpoll
 from plato.core.codes import Code, text
 from plato.core.errors import PeerError
 from plato.core.longpoll import Body
-from plato.runtime import logs
+from plato.runtime import client_tls, logs
 from plato.runtime.settings import Settings
 
 from .core.longpoll import Session
@@ -39,7 +39,6 @@ from .core.websocket import origin_allowed
 from .lane import address, poll_socket
 from .longpoll_http import HttpServer, Request, Response
 from .preflight import StartError, port_error
-from .tls import Certificates, load
 
 TICK_S: Final = 0.5
 READ_BYTES: Final = 16_384
@@ -49,6 +48,8 @@ ROOM_S: Final = 10.0
 STOP_S: Final = 1.0
 OVERLOADED_LAG_S: Final = 1.0
 SPARE_SOCKETS: Final = 256
+SOCKETS_EACH: Final = 3
+"""Of one connection: one to poll, one to send, one that is just closed. Where connections of an address are bounded."""
 PREFLIGHT_S: Final = 7_200
 
 _BYTES = ("content-type", "application/octet-stream")
@@ -67,6 +68,8 @@ class Upstream(asyncio.BufferedProtocol):
         """Something came, or this socket or an older poll ended."""
         self.writable = asyncio.Event()
         self.writable.set()
+        self.on_end: Callable[[], None] | None = None
+        """Is told when the worker ended it."""
         self._transport: asyncio.Transport | None = None
         self._reading = True
 
@@ -96,6 +99,8 @@ class Upstream(asyncio.BufferedProtocol):
         self.session.over = True
         self.writable.set()
         self.look()
+        if self.on_end is not None:
+            self.on_end()
 
     def pause_writing(self) -> None:
         """See asyncio."""
@@ -135,17 +140,20 @@ class Polls:
         gateway = settings.gateway
         self._gateway = gateway
         self._open: dict[bytes, Upstream] = {}
+        self._over: dict[bytes, None] = {}
+        """Of those the ones that are over and wait for a request that hears it, the oldest first."""
         self._opening = 0
         self._age_ms = 0
         self._lag_s = 0.0
         self._stopping = False
         self._log = logs.get("longpoll")
-        self._certificates = _certificates(settings.tls.client_dir)
+        self._certificates = client_tls.newest(settings.tls.client_dir)
         self._http = HttpServer(
             self.answer,
             most_bytes=longpoll.HEAD_BYTES + longpoll.PAGE_BYTES + gateway.max_frame_bytes + 4,
             most_sockets=2 * gateway.poll_max_connections + SPARE_SOCKETS,
             first_s=gateway.login_timeout_ms / 1000,
+            most_each=SOCKETS_EACH * gateway.connections_per_address,
         )
 
     async def start(self) -> None:
@@ -220,7 +228,8 @@ class Polls:
 
     async def _begin(self, peer: str) -> Response:
         """A new connection: a socket to a worker, and a name."""
-        full = len(self._open) + self._opening >= self._gateway.poll_max_connections or self._lag_s > OVERLOADED_LAG_S
+        here = len(self._open) - len(self._over) + self._opening
+        full = here >= self._gateway.poll_max_connections or self._lag_s > OVERLOADED_LAG_S
         if full or self._stopping:
             return _refused(Code.GATEWAY_FULL if full else Code.GATEWAY_CLOSING)
         session = Session(self._gateway.max_frame_bytes, self._age_ms)
@@ -233,6 +242,7 @@ class Polls:
             return _refused(Code.GATEWAY_CLOSING)
         name = secrets.token_bytes(longpoll.SESSION_BYTES)
         self._open[name] = upstream
+        upstream.on_end = partial(self._ended, name)
         return self._said(name, session, 1, b"", 0)
 
     async def _connect(self, session: Session, peer: str) -> Upstream | None:
@@ -304,39 +314,19 @@ class Polls:
         answer = Body(flags, name, gateway.poll_wait_ms, gateway.poll_silent_ms, session.received, first, run)
         return Response(200, answer.encode(), (_BYTES,), close=self._stopping)
 
+    def _ended(self, name: bytes) -> None:
+        if name in self._open:
+            self._over[name] = None
+            if len(self._over) > self._gateway.poll_max_connections:
+                oldest = next(iter(self._over))
+                self._drop(oldest, self._open[oldest])
+
     def _drop(self, name: bytes, upstream: Upstream) -> None:
         self._open.pop(name, None)
+        self._over.pop(name, None)
         upstream.close()
         upstream.session.over = True
         upstream.changed.set()
-
-
-class NewestCertificate:
-    """Certificates for a server that keeps the context of its start: each handshake takes the newest."""
-
-    def __init__(self, certificates: Certificates) -> None:
-        self._newest = certificates
-
-    def serve(self) -> ssl.SSLContext:
-        """The context for the server."""
-        context = self._newest.context
-
-        def take_newest(handshake: ssl.SSLObject, _name: str, _context: ssl.SSLContext) -> None:
-            handshake.context = self._newest.context
-
-        context.sni_callback = take_newest  # called without a name, too
-        return context
-
-    def look(self) -> str:
-        """Looks for a new certificate; returns what there is to say about it, "" for nothing."""
-        before = self._newest.failure
-        if self._newest.renew():
-            return "a new certificate is used"
-        return self._newest.failure if self._newest.failure != before else ""
-
-
-def _certificates(folder: Path | None) -> NewestCertificate | None:
-    return NewestCertificate(load(folder)) if folder is not None else None
 
 
 def _itself(upstream: Upstream) -> Upstream:

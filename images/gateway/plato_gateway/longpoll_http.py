@@ -4,6 +4,7 @@ Nobody holds a socket for nothing: the first bytes come within `first_s`, a requ
 begins within KEEP_S. A peer that goes away while its request is answered cancels the answer.
 
 Memory: per socket one request of at most most_bytes and HEAD_BYTES, one answer, and EARLY_BYTES of what is sent too early.
+What a peer does not read is not added to: its next request waits until the answer before is out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import h11
+
+from .core.addresses import key_of
 
 HEAD_BYTES: Final = 16_384
 EARLY_BYTES: Final = 65_536
@@ -52,7 +55,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 class HttpServer:
     """Listens and answers by `handler`."""
 
-    def __init__(self, handler: Handler, *, most_bytes: int, most_sockets: int, first_s: float) -> None:
+    def __init__(
+        self, handler: Handler, *, most_bytes: int, most_sockets: int, first_s: float, most_each: int = 0
+    ) -> None:
+        """most_each: sockets of one address; 0: no bound."""
         self.handler = handler
         self.most_bytes = most_bytes
         self.first_s = first_s
@@ -60,6 +66,8 @@ class HttpServer:
         self.refused = 0
         """Sockets closed at once, for there were too many."""
         self._most_sockets = most_sockets
+        self._most_each = most_each
+        self._each: dict[str, int] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
@@ -70,13 +78,23 @@ class HttpServer:
             lambda: HttpSocket(self), host, port, ssl=tls, ssl_handshake_timeout=shake_s, backlog=BACKLOG
         )
 
-    def admit(self, socket: HttpSocket) -> bool:
-        """Whether there is room for one more."""
-        if len(self.sockets) >= self._most_sockets:
+    def admit(self, socket: HttpSocket, key: str) -> bool:
+        """Whether there is room for one more, of this address."""
+        count = self._each.get(key, 0) + 1
+        if len(self.sockets) >= self._most_sockets or 0 < self._most_each < count:
             self.refused += 1
             return False
         self.sockets.add(socket)
+        self._each[key] = count
         return True
+
+    def gone(self, socket: HttpSocket, key: str) -> None:
+        """A socket that was admitted, or one that was not, has ended."""
+        if socket in self.sockets:
+            self.sockets.discard(socket)
+            self._each[key] -= 1
+            if not self._each[key]:
+                del self._each[key]
 
     async def stop(self, within_s: float) -> None:
         """Takes nobody in any more, lets what is being answered be answered, and closes all."""
@@ -101,32 +119,37 @@ class HttpSocket(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._request: h11.Request | None = None
         self._body = bytearray()
+        self._begun = False
+        """Something of a request came: its time runs."""
+        self._full = False
+        """The answer before is not out yet."""
         self._early_bytes = 0
-        self._peer = ""
+        self._peer = self._key = ""
 
     # ── asyncio's calls ──────────────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         assert isinstance(transport, asyncio.Transport)
-        if not self._server.admit(self):
+        peer = transport.get_extra_info("peername")
+        self._peer, self._key = (f"{peer[0]}:{peer[1]}", key_of(peer[0])) if peer else ("", "")
+        if not self._server.admit(self, self._key):
             transport.abort()
             return
         self._transport = transport
-        peer = transport.get_extra_info("peername")
-        self._peer = f"{peer[0]}:{peer[1]}" if peer else ""
         self._within(self._server.first_s)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
         if self._transport is None:
             return
-        if self.task is not None:
+        if self.task is not None or self._full:
             self._early_bytes += len(data)
             if self._early_bytes > EARLY_BYTES:
                 self._transport.abort()
                 return
-        elif self._request is None:
+        elif not self._begun:  # once: whoever sends byte after byte gets no time for each
+            self._begun = True
             self._within(REQUEST_S)
         try:
             self._http.receive_data(data)
@@ -135,10 +158,19 @@ class HttpSocket(asyncio.Protocol):
             return
         self._go_on()
 
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        self._full = False
+        self._go_on()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
         self._transport = None
-        self._server.sockets.discard(self)
+        self._server.gone(self, self._key)
         self._within(None)
         if self.task is not None:
             self.task.cancel()
@@ -146,7 +178,7 @@ class HttpSocket(asyncio.Protocol):
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _go_on(self) -> None:
-        while self.task is None and self._transport is not None and not self._transport.is_closing():
+        while not self._full and self.task is None and self._transport is not None and not self._transport.is_closing():
             try:
                 event = self._http.next_event()
             except h11.RemoteProtocolError as e:
@@ -192,6 +224,7 @@ class HttpSocket(asyncio.Protocol):
             return
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE and not response.close:
             self._http.start_next_cycle()
+            self._begun = False
             self._within(KEEP_S)
             self._go_on()
         else:

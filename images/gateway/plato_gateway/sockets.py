@@ -43,6 +43,8 @@ WAITS: Final = 4
 
 READ_BYTES: Final = 16_384
 """What one event reads at most."""
+SEALED_CHUNKS: Final = 64
+"""What TLS itself has to say to a peer that does not read (answers to its key updates): so many reads' worth."""
 
 _TCP, _TLS = ord("t"), ord("s")
 
@@ -154,7 +156,8 @@ class Sockets:
         except TlsError as e:
             self._write_sealed(fd, Sealed(e.last))
             return b""
-        self._write_sealed(fd, tls.own())
+        if not self._write_sealed(fd, tls.own()):
+            raise ConnectionAbortedError  # it makes TLS talk, and does not read what it says
         if not data:
             raise BlockingIOError
         return data
@@ -178,10 +181,11 @@ class Sockets:
         self._write_sealed(fd, tls.own())
         return done
 
-    def _write_sealed(self, fd: int, data: Sealed) -> None:
-        """Writes what TLS itself says, or puts it where it belongs: behind a cut chunk, before what is not sealed yet."""
+    def _write_sealed(self, fd: int, data: Sealed) -> bool:
+        """Writes what TLS itself says, or puts it where it belongs: behind a cut chunk, before what is not sealed yet.
+        False: too much of it waits."""
         if not data:
-            return
+            return True
         n = 0
         queue = self.queues.get(fd)
         if queue is None:
@@ -190,14 +194,15 @@ class Sockets:
             except BlockingIOError:
                 pass
             except OSError:
-                return  # the next read or write finds it broken
+                return True  # the next read or write finds it broken
             self.bytes_out += n
             if n < len(data):
                 self.wait(fd, Sealed(data[n:]), cut=True)
-            return
+            return True
         at = sum(type(chunk) is Sealed for chunk in queue.chunks)  # sealed ones stand in front
         queue.chunks.insert(at, data)
         queue.size_bytes += len(data)
+        return at < SEALED_CHUNKS
 
     def send(self, fd: int, data: bytes) -> int:
         """Writes now what the socket takes and queues the rest. Returns the bytes that wait, or -1: the socket is broken."""

@@ -10,14 +10,9 @@ record must never be dropped. Memory: about 20 KB per connection, of OpenSSL's.
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 from typing import Final
 
-from plato.runtime.process import StartError
-
 READ_BYTES: Final = 16_384
-CERTIFICATE: Final = "tls.crt"
-KEY: Final = "tls.key"
 
 
 class TlsError(Exception):
@@ -93,51 +88,3 @@ class Session:
         except (ssl.SSLError, ValueError):
             pass  # the peer's own end has not come; ours is written all the same
         return Sealed(self._out.read())
-
-
-class Certificates:
-    """The context of new connections, made again when its folder's files change; while those are bad the old one serves."""
-
-    def __init__(self, folder: Path) -> None:
-        """Raises OSError or ssl.SSLError if there is no usable pair."""
-        self._folder = folder
-        self._seen = self._stamp()
-        self.context = self._load()
-        self.failure = ""
-        """Why the newest files are not used; "" if they are."""
-
-    def renew(self) -> bool:
-        """Looks for new files; True: they are used from now on."""
-        try:
-            stamp = self._stamp()
-            if stamp == self._seen:
-                return False
-            self.context = self._load()
-        except (OSError, ssl.SSLError) as e:
-            self.failure = f"{self._folder}: {e}"
-            return False
-        self._seen = stamp
-        self.failure = ""
-        return True
-
-    def _stamp(self) -> tuple[tuple[int, int, int], ...]:
-        found = [(self._folder / name).stat() for name in (CERTIFICATE, KEY)]
-        return tuple((s.st_mtime_ns, s.st_ino, s.st_size) for s in found)
-
-    def _load(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
-        context.load_cert_chain(self._folder / CERTIFICATE, self._folder / KEY)
-        return context
-
-
-def load(folder: Path) -> Certificates:
-    """The certificates of tls.client_dir. Raises StartError."""
-    try:
-        return Certificates(folder)
-    except (OSError, ssl.SSLError) as e:
-        raise StartError(
-            f"tls.client_dir: {folder} has no usable {CERTIFICATE} and {KEY}: {e}; put a certificate and its key there,"
-            " or unset it for plain text"
-        ) from e

@@ -20,17 +20,17 @@ from typing import Final
 
 from plato.core.codes import Code
 from plato.runtime import logs
+from plato.runtime.client_tls import load
 from plato.runtime.process import collect_rarely
 from plato.runtime.settings import Settings
 
 from .core import lanes
-from .core.addresses import Addresses
+from .core.addresses import Addresses, part_of
 from .core.drain import Mode
 from .downlink import Downlink
 from .lane import RETRY_MS, Lane
 from .listeners import Listeners
 from .sockets import CLOSING, GREETING, IN, LANE, LISTENER, OUT, SHAKING, TCP, UPGRADING, WAITS, WS, Sockets
-from .tls import load
 from .uplink import Uplink
 
 WAIT_MS: Final = 200
@@ -55,7 +55,7 @@ class Worker:
         self._sockets = Sockets()
         if gateway.connections_per_address or gateway.connects_per_s_per_address:
             # The kernel spreads an address's connections over the workers, each of which has its part of the bounds.
-            most = -(-gateway.connections_per_address // gateway.workers)
+            most = part_of(gateway.connections_per_address, gateway.workers)
             self._sockets.addresses = Addresses(most, gateway.connects_per_s_per_address / gateway.workers)
         self._downlink = Downlink(self._sockets, self.stats, gateway.send_queue_bytes)
         self._uplink = Uplink(self._sockets, self._downlink, self.stats, gateway.max_frame_bytes, self._lane.send)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import random
+import socket
+from pathlib import Path
+from unittest.mock import Mock
+
 import pytest
+import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 from plato.core.codes import Code, text
+from plato.runtime.client_tls import CERTIFICATE, KEY, load
 from plato.wire.v1 import canned, client_pb2
-from plato_gateway.core.addresses import BURST_S, FULL_RETRY_MS, Addresses, key_of
+from plato_gateway import listeners
+from plato_gateway.core import lanes
+from plato_gateway.core.addresses import BURST_S, FULL_RETRY_MS, Addresses, key_of, part_of
+from plato_gateway.listeners import Listeners
+from plato_gateway.sockets import Sockets
 
 
 @pytest.mark.parametrize(
@@ -32,6 +43,19 @@ def test_an_address_has_so_many_connections_and_gets_one_when_one_ends() -> None
     addresses.gone("a")
     assert addresses.came("a", 1) == 0
     assert addresses.came("a", 1) == FULL_RETRY_MS
+
+
+@pytest.mark.parametrize(("most", "workers"), [(2, 2), (20, 2), (100, 8), (1_000, 4), (7, 1)])
+def test_an_address_below_its_bound_is_not_refused_for_how_chance_spreads_it_over_workers(
+    most: int, workers: int
+) -> None:
+    chance, refused = random.Random(7), 0
+    for _ in range(100):
+        parts = [Addresses(part_of(most, workers), 0) for _ in range(workers)]
+        refused += sum(parts[chance.randrange(workers)].came("a", 0) > 0 for _ in range(most))
+    assert refused <= most, "one in a hundred at most"
+    assert part_of(most, workers) * workers <= 2 * most + 4 * workers, "a bound it is all the same"
+    assert part_of(0, workers) == 0
 
 
 def test_connects_have_a_burst_then_a_pace_and_are_told_when() -> None:
@@ -75,3 +99,33 @@ def test_the_refusal_is_what_protobuf_would_write() -> None:
     error = client_pb2.ErrorMsg(code=Code.ADDRESS_BUSY, msg=text(Code.ADDRESS_BUSY), retry_ms=30_000)
     frame = client_pb2.MsgCmd(Type=client_pb2.ERROR, Payload=error.SerializeToString())
     assert canned.address_busy(30_000) == frame.SerializeToString()
+
+
+def test_what_is_refused_in_a_flood_of_handshakes_does_not_count_for_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would ever count it out again: the address would be refused for good, long after the flood."""
+    made = trustme.CA().issue_cert("chat.example")
+    (tmp_path / CERTIFICATE).write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+    (tmp_path / KEY).write_bytes(made.private_key_pem.bytes())
+    monkeypatch.setattr(listeners, "MAX_SHAKING", 0)
+    sockets, stats = Sockets(), lanes.Stats()
+    sockets.addresses = Addresses(1, 0)
+    downlink, uplink = Mock(), Mock()
+    listening = Listeners(
+        sockets,
+        uplink,
+        downlink,
+        stats,
+        max_connections=9,
+        login_timeout_ms=1_000,
+        ws_origins=(),
+        certificates=load(tmp_path),
+    )
+    for _ in range(3):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            listening._accepted(ours.detach(), ord("t"), b"t203.0.113.7:40000")
+            assert theirs.recv(1) == b""
+    assert stats.refused == 3
+    assert len(sockets.addresses) == 0

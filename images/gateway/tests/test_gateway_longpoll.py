@@ -24,13 +24,12 @@ from plato.core.codes import Code
 from plato.core.errors import PeerError
 from plato.core.frames import pack, split
 from plato.core.longpoll import Body, decode
+from plato.runtime.client_tls import CERTIFICATE, KEY, NewestCertificate, load
 from plato.runtime.settings import Settings, dump
 from plato.wire.v1 import canned
 from plato_gateway.core import lanes
 from plato_gateway.core.longpoll import DOWN_BYTES, Session
-from plato_gateway.longpoll import NewestCertificate
 from plato_gateway.longpoll_http import HttpServer, Request, Response
-from plato_gateway.tls import CERTIFICATE, KEY, load
 
 DEADLINE_S = 20.0
 LIMIT = 65_536
@@ -381,6 +380,8 @@ def test_http_is_bounded_and_says_what_is_wrong(make_settings: Callable[..., Set
         one = poller()
         one.open()
         assert one.last_words() == pack(canned.ERRORS[Code.LOGIN_TIMEOUT])
+        one.open()  # what is over takes no place
+        one.ask(payloads=(b"x",))
         other = poller()
         status, _, headers = other.post(Body(longpoll.OPEN))
         assert (status, headers["x-plato-code"]) == (503, str(int(Code.GATEWAY_FULL)))

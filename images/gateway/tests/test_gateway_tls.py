@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trustme
+from plato.runtime.client_tls import CERTIFICATE, KEY, Certificates
 from plato_gateway.sockets import TCP, WAITS, Sockets
-from plato_gateway.tls import CERTIFICATE, KEY, Certificates, Session, TlsError
+from plato_gateway.tls import Sealed, Session, TlsError
 
 NAME = "chat.example"
 
@@ -221,3 +224,39 @@ def test_a_new_certificate_is_used_and_a_bad_one_is_not(authority: trustme.CA, t
 def test_a_folder_without_a_pair_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Certificates(tmp_path)
+
+
+def test_a_peer_that_makes_tls_talk_and_does_not_read_it_is_dropped_before_it_fills_memory() -> None:
+    """Key updates: each one that it sends is answered by OpenSSL itself, outside of what is bounded for frames."""
+
+    class Updates:
+        """A session whose peer sends nothing else."""
+
+        def feed(self, data: bytes) -> None:
+            pass
+
+        def open(self) -> bytes:
+            return b""
+
+        def own(self) -> Sealed:
+            return Sealed(bytes(16_384))
+
+    sockets = Sockets()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.setblocking(False)
+        fd = ours.detach()
+        sockets.add(fd, TCP)
+        sockets.tls[fd] = cast(Session, Updates())
+
+        def say() -> None:
+            for _ in range(2_000):
+                theirs.sendall(b"x")
+                with contextlib.suppress(BlockingIOError):
+                    sockets.read(fd, 4_096)
+
+        with pytest.raises(ConnectionAbortedError):
+            say()
+        assert sockets.queues[fd].size_bytes < 2 << 20
+        sockets.end(fd)
+        sockets.close_ended()

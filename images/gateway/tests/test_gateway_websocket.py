@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+import time
 
 import pytest
 from hypothesis import given
@@ -184,3 +185,15 @@ def test_a_bad_upgrade_is_refused_with_its_status(
 )
 def test_origins(origin: str, allowed: tuple[str, ...], fine: bool) -> None:
     assert origin_allowed(origin, allowed) is fine
+
+
+def test_fragments_cost_what_they_bring_not_what_came_before_them() -> None:
+    """Else a peer has the worker copy a whole message for each few bytes that it sends, and all others wait."""
+    inbound = Inbound(1_048_576)
+    inbound.feed(frame(BINARY, bytes(1_000_000), fin=False))
+    begun_s = time.process_time()
+    empty = frame(CONTINUATION, b"", fin=False) * 1_000
+    for _ in range(200):
+        assert inbound.feed(empty) == Taken()
+    assert time.process_time() - begun_s < 5
+    assert inbound.feed(frame(CONTINUATION, b"x")).run == pack(bytes(1_000_000) + b"x")

@@ -193,3 +193,11 @@ def test_an_order_becomes_an_override_that_ends_when_it_was_told() -> None:
 def test_a_wrong_order_is_refused_in_words(raw: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ordered(raw, 0)
+
+
+def test_a_window_holds_one_span_though_nobody_asks_for_its_mean() -> None:
+    window = Window(5_000)
+    for second in range(10_000):
+        window.add(second, 1_000 * second)
+    assert len(window._samples) == 5
+    assert window.mean(9_999_000) == pytest.approx((9_999 * 5 + 9_998 * 4 + 9_997 * 3 + 9_996 * 2 + 9_995) / 15)

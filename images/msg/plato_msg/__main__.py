@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from functools import partial
 
 from plato.adapters import bus as buses
 from plato.adapters.blobs import blob_store
@@ -20,12 +21,13 @@ from plato.core.codes import Code
 from plato.core.errors import PeerError, Unavailable
 from plato.ports import Claims, TokenVerifier
 from plato.router import Router
-from plato.runtime import admin, logs, process, report, tls
+from plato.runtime import admin, client_tls, logs, process, report, tls
 from plato.runtime.settings import Settings, SettingsError
 from starlette.routing import Mount
+from starlette.types import ASGIApp
 
 from plato_msg import allocators, group_http, hooks, metrics, server, webhooks
-from plato_msg.api import app, auth, routes
+from plato_msg.api import app, auth, port, routes
 from plato_msg.attachments import Attachments, Limits
 from plato_msg.attachments_pg import PgAttachments
 from plato_msg.conversations import Conversations
@@ -145,23 +147,24 @@ async def main(settings: Settings) -> int:
         body_max_bytes=body_max_bytes,
     )
     api = app.application(door, routes.routers(parts), not_ready, settings.msg.http_origins)
+    own_port = _own_port(settings, api)
     http = admin.HttpServer(
         admin.app(
             not_serving,
-            [report.route(settings, service.report), *group_http.routes(settings, groups), Mount("", api)],
+            [
+                report.route(settings, service.report),
+                *group_http.routes(settings, groups),
+                *([] if own_port is not None else [Mount("", api)]),
+            ],
             info=lambda: info,
         ),
         settings.msg.http_host,
         settings.msg.http_port,
         own_tls.serve() if own_tls is not None else None,
     )
-    try:
-        await http.start()
-    except OSError as e:
-        raise SettingsError(
-            f"msg.http_port: {settings.msg.http_port} cannot be used on {settings.msg.http_host}: {e.strerror};"
-            " free it or choose another one"
-        ) from e
+    await _open("http", settings.msg.http_host, settings.msg.http_port, http)
+    if own_port is not None:
+        await _open("api", settings.msg.api_host, settings.msg.api_port, own_port)
     grpc, _ = await server.start(
         server.MsgServicer(service.reads, service.states, not_ready), settings.msg.host, settings.msg.grpc_port, own_tls
     )
@@ -175,14 +178,20 @@ async def main(settings: Settings) -> int:
 
     try:
         tasks = {"topology": topology.run(), "msg": serve(), "attachments": files.run(), "hooks": told.run()}
+        settle = None
+        if own_port is not None:
+            tasks["api"] = own_port.run()
+            settle = partial(own_port.settle, settings.msg.api_settle_ms / 1_000)
         code = await process.until_stopped(
-            [asyncio.create_task(process.forever(name, part), name=name) for name, part in tasks.items()]
+            [asyncio.create_task(process.forever(name, part), name=name) for name, part in tasks.items()], settle
         )
     finally:
         await service.leave()
         await grpc.stop(server.STOP_GRACE_S)
         if service.feed is not None:
             service.feed.close()
+        if own_port is not None:
+            await own_port.stop()
         await http.stop()
         await told.close()
         if before is not None:
@@ -199,6 +208,25 @@ async def main(settings: Settings) -> int:
             await store.close()
     log.info("stopped", code=code)
     return code
+
+
+def _own_port(settings: Settings, api: ASGIApp) -> port.ApiPort | None:
+    """The API's own port; None: it is on the HTTP port. Raises StartError."""
+    own = settings.msg
+    if not own.api_port:
+        return None
+    bounds = port.Bounds(own.api_connections, own.api_head_ms / 1_000, own.api_body_ms / 1_000)
+    return port.ApiPort(api, own.api_host, own.api_port, bounds, client_tls.newest(settings.tls.client_dir))
+
+
+async def _open(key: str, host: str, number: int, server: admin.HttpServer | port.ApiPort) -> None:
+    """Raises SettingsError."""
+    try:
+        await server.start()
+    except OSError as e:
+        raise SettingsError(
+            f"msg.{key}_port: {number} cannot be used on {host}: {e.strerror}; free it or choose another one"
+        ) from e
 
 
 async def _wait_for_dependencies(settings: Settings, store: ValkeyStore, why: list[str], info: dict[str, str]) -> None:

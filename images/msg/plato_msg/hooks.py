@@ -24,6 +24,7 @@ from plato.core.errors import Unavailable
 from plato.core.webhooks import HEADER, sign
 from plato.guards import Guard
 from plato.runtime import logs
+from plato.runtime.secret_file import SecretFile
 from plato.runtime.settings import MsgSettings, SettingsError
 from plato.wire.v1 import content_pb2 as content
 
@@ -35,6 +36,8 @@ from plato_msg.core.batch import Decision, Plan, Uplink
 ANSWER_BYTES: Final = 4 << 20
 MIN_SECRET_BYTES: Final = 32
 WORDS_CHARACTERS: Final = 256
+Secret = Callable[[], bytes]
+"""Gives the shared secret of the moment."""
 Place = tuple[int, int]
 """(partition, position)."""
 
@@ -54,7 +57,7 @@ NOTHING: Final = Judgement({}, {})
 class Post:
     """Signed POSTs to one URL. Raises Unavailable for everything that is no 2xx."""
 
-    def __init__(self, url: str, secret: bytes, timeout_s: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, url: str, secret: Secret, timeout_s: float, clock: Callable[[], float] = time.time) -> None:
         self._url = url
         self._secret = secret
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -64,7 +67,7 @@ class Post:
     async def send(self, said: Mapping[str, Any]) -> bytes:
         """Posts JSON; returns the answer's body."""
         body = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
-        headers = {"Content-Type": "application/json", HEADER: sign(self._secret, int(self._clock()), body)}
+        headers = {"Content-Type": "application/json", HEADER: sign(self._secret(), int(self._clock()), body)}
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=self._timeout)
         try:
@@ -131,22 +134,24 @@ class BeforeHook:
         await self._post.close()
 
 
-def secret(path: Path | None) -> bytes:
-    """The shared secret; b"" without a file. Raises SettingsError."""
+def secret(path: Path | None) -> Secret:
+    """The shared secret, the newest that the file had; b"" without a file. Raises SettingsError."""
     if path is None:
-        return b""
+        return bytes
     try:
-        found = path.read_bytes().strip()
+        return SecretFile(path, _too_short)
     except OSError as e:
         raise SettingsError(f"msg.hook_secret_file: {path}: {e.strerror}; name a readable file") from e
-    if len(found) < MIN_SECRET_BYTES:
-        raise SettingsError(
-            f"msg.hook_secret_file: {path} has {len(found)} bytes; a secret needs at least {MIN_SECRET_BYTES}"
-        )
-    return found
+    except ValueError as e:
+        raise SettingsError(f"msg.hook_secret_file: {path} {e}") from e
 
 
-def build(settings: MsgSettings, shared: bytes, body_max_bytes: int) -> BeforeHook | None:
+def _too_short(found: bytes) -> str:
+    enough = len(found) >= MIN_SECRET_BYTES
+    return "" if enough else f"has {len(found)} bytes; a secret needs at least {MIN_SECRET_BYTES}"
+
+
+def build(settings: MsgSettings, shared: Secret, body_max_bytes: int) -> BeforeHook | None:
     """As the settings say."""
     if not settings.hook_url:
         return None

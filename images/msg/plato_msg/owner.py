@@ -135,6 +135,10 @@ class Ownership:
             return
         beats = await self._store.beat(self._uid)
         owners, lag = await self._store.owners()
+        # A partition that is stopped commits nothing, so no guard would tell that a newer epoch stands, somebody's order to
+        # go on elsewhere among them (docs/kafka.md).
+        if lost := [row.partition for row in owners if self._outlived(row)]:
+            self.step_down(lost)
         named = {msg.uid for msg in self._topology.current().msgs.values()}
         live = self._liveness.observe(beats, named)
         live.add(self._uid)
@@ -192,6 +196,10 @@ class Ownership:
                 self._log.warning("stepped down", partition=partition)
                 metrics.STEPPED_DOWN.inc()
                 metrics.LAG.remove(str(partition))
+
+    def _outlived(self, row: Owner) -> bool:
+        held = self.held.get(row.partition)
+        return held is not None and held.epoch != row.epoch
 
     async def _take(self, rows: list[Owner]) -> None:
         if not rows:

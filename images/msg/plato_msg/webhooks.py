@@ -30,7 +30,7 @@ from plato_msg import metrics
 from plato_msg.api import render
 from plato_msg.core.operations import is_operation
 from plato_msg.feed import Event, Feed, merged
-from plato_msg.hooks import Post
+from plato_msg.hooks import Post, Secret
 from plato_msg.owner import Ownership
 from plato_msg.service import MsgService
 from plato_msg.store_pg import PgMsgStore
@@ -339,7 +339,7 @@ class Webhooks:
             await post.close()
 
 
-def build(settings: MsgSettings, shared: bytes, service: MsgService, database: Database, routes: Routes) -> Webhooks:
+def build(settings: MsgSettings, shared: Secret, service: MsgService, database: Database, routes: Routes) -> Webhooks:
     """As the settings say."""
     cursors = Cursors(database)
     told: list[AfterHook | Pushes] = []

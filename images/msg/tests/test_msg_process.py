@@ -88,10 +88,10 @@ class Setup:
                 process.kill()
                 await process.communicate()
 
-    async def get(self, path: str) -> tuple[int, str]:
-        """Status and body of the admin port; (0, "") while it does not listen."""
+    async def get(self, path: str, port: int = 0) -> tuple[int, str]:
+        """Status and body of the admin port, or of another one; (0, "") while it does not listen."""
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port or self.http_port)
         except OSError:
             return 0, ""
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
@@ -298,3 +298,30 @@ async def test_r11_what_the_database_promises_is_shown(running: tuple[Setup, asy
         _, stderr = await process.communicate()
     shown = [e for e in map(json.loads, stderr.decode().splitlines()) if "promises process crashes only" in e["event"]]
     assert [(e["level"], e["durability"]) for e in shown] == [("warning", "process")]
+
+
+async def test_people_have_a_port_of_their_own_with_nothing_else_on_it_and_the_other_has_nothing_for_them(
+    tmp_path: Path,
+) -> None:
+    """It listens while the database and the store are away, and says so to people."""
+    nobody, api_port = free_port(), free_port()
+    made = Setup(tmp_path, f"postgresql://x@127.0.0.1:{nobody}/x", f"redis://127.0.0.1:{nobody}/0")
+    made.settings["msg"]["api_port"] = api_port
+    process = await made.start()
+    try:
+        async with asyncio.timeout(30):
+            while (await made.get("/openapi.json", api_port))[0] != 200:  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(0.05)
+        internal = {path: (await made.get(path))[0] for path in ("/healthz", "/metrics", "/v1/report")}
+        assert internal == {"/healthz": 200, "/metrics": 200, "/v1/report": 200}
+        assert (await made.get("/readyz"))[0] == 503
+        for path in ("/healthz", "/metrics", "/readyz", "/admin/v1/groups?name=x"):
+            assert (await made.get(path, api_port))[0] == 404, path
+        assert (await made.get("/v1/conversations", api_port))[0] == 503
+        for path in ("/v1/conversations", "/openapi.json"):
+            assert (await made.get(path))[0] == 404, path
+        process.send_signal(signal.SIGTERM)
+        await process.communicate()
+        assert process.returncode == 0
+    finally:
+        await made.end()

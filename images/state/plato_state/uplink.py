@@ -515,27 +515,42 @@ class Uplink:
                     )
 
     async def main(self) -> None:
-        """Appends batch after batch, one in flight; what failed is repeated as it was (R8). Until cancelled."""
+        """Appends batch after batch, one in flight; what failed is repeated, by partition (R8). Until cancelled."""
         batcher = self._shard.batcher
-        while True:
-            await self._something.wait()
-            self._something.clear()
-            while (batches := batcher.take()) is not None:
-                backoff_s = APPEND_BACKOFF_MIN_S
-                while True:
+        async with asyncio.TaskGroup() as repeats:
+            while True:
+                await self._something.wait()
+                self._something.clear()
+                while (batches := batcher.take()) is not None:
                     begun = time.perf_counter()
                     try:
                         await self._bus.append(batches)
-                        break
                     except Unavailable as e:
-                        metrics.APPEND_FAILURES.inc()
-                        self._shard.admission.append_failed(self._shard.now_ms)
-                        self._log.warning("an append failed; it is repeated", error=str(e), again_in_s=backoff_s)
-                    await asyncio.sleep(backoff_s)
-                    backoff_s = min(2 * backoff_s, APPEND_BACKOFF_MAX_S)
-                    batches = batcher.again()
-                metrics.APPEND_SECONDS.observe(time.perf_counter() - begun)
-                self._appended(batcher.done())
+                        self._log.warning("an append failed; it is repeated", error=str(e))
+                        self._append_failed()
+                        for partition in batcher.split():
+                            repeats.create_task(self._repeat(partition), name=f"append again {partition}")
+                        continue
+                    metrics.APPEND_SECONDS.observe(time.perf_counter() - begun)
+                    self._appended(batcher.done())
+
+    async def _repeat(self, partition: int) -> None:
+        """Appends again what failed of one partition, until it is known."""
+        batcher, backoff_s = self._shard.batcher, APPEND_BACKOFF_MIN_S
+        while True:
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, APPEND_BACKOFF_MAX_S)
+            try:
+                await self._bus.append({partition: batcher.again(partition)})
+                break
+            except Unavailable:
+                self._append_failed()
+        self._appended(batcher.done(partition))
+        self._something.set()  # what queued behind it
+
+    def _append_failed(self) -> None:
+        metrics.APPEND_FAILURES.inc()
+        self._shard.admission.append_failed(self._shard.now_ms)
 
     def _appended(self, tickets: list[Ticket]) -> None:
         metrics.APPEND_RECORDS.inc(len(tickets))

@@ -36,10 +36,34 @@ def test_a_failed_append_is_repeated_the_same_records_in_the_same_order() -> Non
     batcher.add(b, 1, b"b")
     first = batcher.take()
     batcher.add(c, 1, b"c")
-    assert batcher.again() == first == {1: [b"a", b"b"]}
-    assert batcher.again() == first
-    assert batcher.done() == [a, b]
+    assert first == {1: [b"a", b"b"]}
+    assert batcher.split() == [1]
+    assert batcher.again(1) == first[1]
+    assert batcher.take() is None, "nothing overtakes it"
+    assert batcher.again(1) == first[1]
+    assert batcher.done(1) == [a, b]
     assert batcher.take() == {1: [b"c"]}
+
+
+def test_a_partition_that_takes_nothing_holds_up_no_other_and_takes_no_others_room() -> None:
+    batcher = Batcher(40 * (100 + OVERHEAD_BYTES))
+    stuck, others = tickets(40), tickets(40, "other")
+    batcher.add(stuck[0], 1, bytes(100))
+    batcher.add(others[0], 2, bytes(100))
+    assert batcher.take() == {1: [bytes(100)], 2: [bytes(100)]}
+    assert sorted(batcher.split()) == [1, 2]
+    assert batcher.done(2) == others[:1]
+    assert sum(batcher.add(ticket, 1, bytes(100)) for ticket in stuck[1:]) == 29
+    assert sum(batcher.add(ticket, 2, bytes(100)) for ticket in others[1:]) == 10
+    assert batcher.take() == {2: [bytes(100)] * 10}
+    assert batcher.take() is None
+    assert batcher.done() == others[1:11]
+    assert batcher.take() is None
+    assert batcher.done(1) == stuck[:1]
+    assert batcher.take() == {1: [bytes(100)] * 29}
+    assert batcher.done() == stuck[1:30]
+    assert batcher.held_bytes == 0
+    assert not batcher._held
 
 
 def test_past_its_bytes_there_is_no_room_and_settled_records_make_room() -> None:

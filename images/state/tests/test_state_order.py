@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from plato.core.codes import Code
+from plato.core.conversations import partition_of
+from plato.core.errors import Unavailable
 from plato.wire.v1 import client_pb2 as pb
 from state_harness import Client, Link, World, until, up
 
@@ -168,6 +171,37 @@ async def test_r8_an_unknown_append_is_repeated_as_it_was_and_nothing_overtakes_
             await answer(client, n, Code.OK)
         assert world.bus.calls[0] == world.bus.calls[1]
         assert await ids(world) == [1, 2, 1, 2, 3]
+
+
+async def test_r8_a_partition_without_a_leader_holds_up_no_other_and_its_uplinks_are_appended_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Kafka has it while some brokers are away: each append that names such a partition fails."""
+    world = World()
+    append, away = world.bus.append, partition_of("c", 4)
+
+    async def without_leader(batches: dict[int, list[bytes]]) -> None:
+        if away in batches:
+            raise Unavailable("no leader")
+        await append(batches)
+
+    other = next(c for c in map(str, range(99)) if partition_of(c, 4) != away)
+    async with world.shard() as state, Link(state) as link:
+        client = await (await link.connect(world.conn_id())).live()
+        monkeypatch.setattr(world.bus, "append", without_leader)
+        await client.send(up("c", 1), up(other, 1))
+        await answer(client, 1, Code.OK)
+        for n in (2, 3):
+            await client.send(up(other, n))
+            await answer(client, n, Code.OK)
+        await client.send(up("c", 2))
+        assert [r.conversation_id for r in await world.bus.records()] == [other] * 3, "no copies of it for each failure"
+        monkeypatch.undo()
+        await until(lambda: not state.shard.batcher)
+        assert [(r.conversation_id, r.client_id) for r in await world.bus.records() if r.conversation_id == "c"] == [
+            ("c", 1),
+            ("c", 2),
+        ]
 
 
 async def test_r8_a_bus_that_is_away_is_waited_for_within_bounds_and_loses_nothing() -> None:

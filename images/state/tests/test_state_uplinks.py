@@ -238,11 +238,12 @@ class EveryScheduleMachine(RuleBasedStateMachine):
             self.bus += [(t.conversation, t.client_id) for t in tickets]
             self.on_the_bus.update(self.bus)
         if lands and known:
-            for ticket in batcher.done():
+            for ticket in [*batcher.done(), *(t for p in list(batcher._in_flight) for t in batcher.done(p))]:
                 ticket.owner.settled(ticket)
                 assert (ticket.conversation, ticket.client_id) in self.on_the_bus, "acknowledged means durable"
         else:
-            batcher.again()
+            for partition in batcher.split():
+                batcher.again(partition)
 
     @precondition(lambda self: len(self.connections) < 4)
     @rule(which=st.integers(0, 1))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ import aiohttp
 
 from plato.core import sigv4
 from plato.core.errors import Unavailable
+from plato.runtime.secret_file import SecretFile
 from plato.runtime.settings import AttachmentSettings, SettingsError
 
 CHUNK_BYTES: Final = 256 << 10
@@ -29,24 +30,23 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=3.0, sock_read=
 class S3Blobs:
     """BlobStore in one bucket. Of one loop; opens its connections when it is first asked."""
 
-    def __init__(self, url: str, keys: sigv4.Keys) -> None:
-        """url: of the bucket, https://store.example/bucket or https://bucket.store.example, a prefix may follow."""
+    def __init__(self, url: str, keys: sigv4.Keys | Callable[[], sigv4.Keys]) -> None:
+        """url: of the bucket, https://store.example/bucket or https://bucket.store.example, a prefix may follow. keys: or
+        what gives those of the moment."""
         self._url = url.rstrip("/")
-        self._keys = keys
+        self._keys = keys if callable(keys) else lambda: keys
         self._session: aiohttp.ClientSession | None = None
 
     @classmethod
     def of(cls, settings: AttachmentSettings) -> S3Blobs:
-        """As the settings say. Raises SettingsError for a key file that cannot be read."""
+        """As the settings say; keys in files are read again when those change. Raises SettingsError for one that cannot be
+        read."""
         assert settings.s3_secret_key_file is not None, "the settings were checked"
-        try:
-            secret = settings.s3_secret_key_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as e:
-            raise SettingsError(
-                f"attachments.s3_secret_key_file: {settings.s3_secret_key_file} cannot be read: {e}; it holds the secret"
-                " key of attachments.s3_access_key"
-            ) from e
-        return cls(settings.s3_url, sigv4.Keys(settings.s3_access_key, secret, settings.s3_region))
+        secret = _key("s3_secret_key_file", settings.s3_secret_key_file)
+        access: Callable[[], bytes] = settings.s3_access_key.encode
+        if settings.s3_access_key_file is not None:
+            access = _key("s3_access_key_file", settings.s3_access_key_file)
+        return cls(settings.s3_url, lambda: sigv4.Keys(access().decode(), secret().decode(), settings.s3_region))
 
     async def put(self, key: str, source: Path) -> None:
         """See the port."""
@@ -101,7 +101,7 @@ class S3Blobs:
             self._session = aiohttp.ClientSession(timeout=_TIMEOUT, auto_decompress=False)
         url = f"{self._url}/{sigv4.path_of(key)}"
         at = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        signed = sigv4.signed(self._keys, method, url, digest, at, headers)
+        signed = sigv4.signed(self._keys(), method, url, digest, at, headers)
         with _translated():
             answer = await self._session.request(
                 method, url, headers=signed, data=body, skip_auto_headers=["Content-Type"]
@@ -133,3 +133,13 @@ def _translated() -> Iterator[None]:
         yield
     except (aiohttp.ClientError, OSError) as e:  # OSError: TimeoutError too
         raise Unavailable(f"the store of attachments does not answer: {e!r}") from e
+
+
+def _key(setting: str, path: Path) -> SecretFile:
+    """Raises SettingsError."""
+    try:
+        return SecretFile(path, lambda found: "" if found.isascii() and found else "is empty, or no ASCII")
+    except (OSError, ValueError) as e:
+        raise SettingsError(
+            f"attachments.{setting}: {path} cannot be read: {e}; it holds a key of attachments.s3_url"
+        ) from e

@@ -2,12 +2,12 @@
 
     append → its partitions' turns → batches, one per partition and round → acks=all, idempotent → known, or Unavailable
 
-A round puts at most one batch of each partition on its way and waits for all of them, so a batch that is lost has nothing
-behind it that could arrive before its repeat. With idempotence aiokafka repeats a batch for ever under one sequence
-number; an append therefore ends by its own time-out. After any failure the producer is thrown away, with what it still
-held, and the next append begins with a fresh one: the old one's sequence may have a gap that no repeat can close. What the
-old one had on its way may land late. Those are copies of records that are repeated anyway, and msg decides about copies
-(R1).
+A round puts at most one batch of each partition on its way and waits for all of them, so a batch that is lost has
+nothing behind it that could arrive before its repeat. With idempotence aiokafka repeats a batch for ever under one
+sequence number; an append therefore ends by its own time-out. After any failure the producer is thrown away, with what
+it still held, once no other append is under way on it, and the next append begins with a fresh one: the old one's
+sequence may have a gap that no repeat can close. What the old one had on its way may land late. Those are copies of
+records that are repeated anyway, and msg decides about copies (R1).
 Memory: one append's records per call, and their encoding.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import ProducerClosed, UnknownTopicOrPartitionError
+from aiokafka.errors import MessageSizeTooLargeError, ProducerClosed, UnknownTopicOrPartitionError
 
 from plato.adapters.bus_kafka_config import KafkaConfig, translated
 
@@ -27,6 +27,8 @@ APPEND_TIMEOUT_S: Final = 8.0
 """Longer than a broker's fail-over usually takes; shorter than people wait for an answer."""
 BATCH_BYTES: Final = 524_288
 """Of one batch; a single larger record still goes, alone. Half of what brokers take by default (message.max.bytes)."""
+LEAST_BATCH_BYTES: Final = 8_192
+"""A topic may take less, as long as it takes one message: batches that it refuses are halved, down to this."""
 _CLOSE_TRIES: Final = 40
 
 
@@ -38,9 +40,12 @@ class KafkaBusProducer:
         self._partitions = partitions
         self.timeout_s = timeout_s
         """After this an append counts as unknown. What is changed holds for the next one."""
+        self._batch_bytes = BATCH_BYTES
         self._turns = [asyncio.Lock() for _ in range(partitions)]
         self._opening = asyncio.Lock()
         self._producer: AIOKafkaProducer | None = None
+        self._uses: dict[AIOKafkaProducer, int] = {}
+        """Appends under way on each; also on one that was thrown away."""
         self._closings: set[asyncio.Task[None]] = set()
 
     @property
@@ -57,21 +62,30 @@ class KafkaBusProducer:
         if not portions:
             return
         async with contextlib.AsyncExitStack() as turns:
-            for partition in portions:  # in ascending order, so that two appends never wait for each other
-                await turns.enter_async_context(self._turns[partition])
             with translated(f"append to {self._config.topic}, {self._config.where()}"):
+                # While no broker answers, each one before this takes its whole time: nobody waits for all of theirs.
+                async with asyncio.timeout(self.timeout_s):
+                    for partition in portions:  # in ascending order, so that two appends never wait for each other
+                        await turns.enter_async_context(self._turns[partition])
                 async with asyncio.timeout(self.timeout_s):
                     producer = await self._open()
+                    self._uses[producer] = self._uses.get(producer, 0) + 1
                     try:
                         await self._send(producer, portions)
-                    except BaseException:
+                    except BaseException as e:
+                        if isinstance(e, MessageSizeTooLargeError):  # the same again would be refused for ever
+                            self._batch_bytes = max(LEAST_BATCH_BYTES, self._batch_bytes // 2)
                         self._discard(producer)
                         raise
+                    finally:
+                        self._left(producer)
 
     async def close(self) -> None:
         """Ends the producer; what is on its way may or may not arrive."""
-        if self._producer is not None:
-            self._discard(self._producer)
+        producers = {*self._uses, *([self._producer] if self._producer is not None else [])}
+        self._producer = None
+        for producer in producers:
+            self._begin_end(producer)
         while self._closings:
             await asyncio.wait(self._closings)
 
@@ -82,7 +96,7 @@ class KafkaBusProducer:
                     **self._config.options_again(),
                     enable_idempotence=True,
                     acks="all",
-                    max_batch_size=BATCH_BYTES,
+                    max_batch_size=self._batch_bytes,
                     request_timeout_ms=max(1, round(self.timeout_s * 1000)),
                     retry_backoff_ms=50,
                 )
@@ -97,7 +111,7 @@ class KafkaBusProducer:
     async def _send(self, producer: AIOKafkaProducer, portions: Mapping[int, Sequence[bytes]]) -> None:
         topic = self._config.topic
         known = await producer.partitions_for(topic)
-        if not set(portions) <= set(known):
+        if not set(range(self._partitions)) <= set(known):  # even if it has those of now: somebody else made it anew
             raise UnknownTopicOrPartitionError(f"topic {topic} has partitions {len(known)}, not {self._partitions}")
         waiting = {partition: _batches(producer, records) for partition, records in portions.items()}
         while waiting:
@@ -112,8 +126,20 @@ class KafkaBusProducer:
             waiting = {partition: batches[1:] for partition, batches in waiting.items() if batches[1:]}
 
     def _discard(self, producer: AIOKafkaProducer) -> None:
+        """No append begins with it any more."""
         if self._producer is producer:
             self._producer = None
+        if producer not in self._uses:
+            self._begin_end(producer)
+
+    def _left(self, producer: AIOKafkaProducer) -> None:
+        self._uses[producer] -= 1
+        if not self._uses[producer]:
+            del self._uses[producer]
+            if producer is not self._producer:
+                self._begin_end(producer)
+
+    def _begin_end(self, producer: AIOKafkaProducer) -> None:
         task = asyncio.create_task(_end(producer), name="kafka producer ends")
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)

@@ -6,7 +6,9 @@
                that wait at the broker for news
 
 A position is offset + 1, so that "after 0" is the beginning and "after p" is offset p. A position outside of what the log
-holds stops its partition, loudly: nothing is skipped; it goes on by itself once the log holds the position again.
+holds stops its partition, loudly: nothing is skipped; it goes on by itself once the log holds the position again, and with
+the record before it the one that was read there. If that is another one, the log was set back and has grown anew: what was
+acknowledged meanwhile lies before the position, so only another position helps.
 Memory: TAILS_BYTES of fetched values in all, and one fetch; a full tail's partition is paused at its consumer.
 """
 
@@ -20,6 +22,7 @@ from collections.abc import Awaitable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
+from zlib import crc32
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
@@ -56,13 +59,29 @@ class Tail:
     paused: bool = False
     stopped: str = ""
     """Why it cannot be read on; "" while it can."""
+    stopped_at: int | None = None
+    """The offset that was next then."""
+    set_back: bool = False
+    """The log is another one than that which was read up to there."""
+    passed: tuple[int, int] | None = None
+    """Offset and checksum of the last record that was passed."""
+    proving: bool = False
+    """The record before the offset where it stopped is fetched first, to be compared with the one that was passed."""
 
     def place(self, offset: int) -> None:
         """Begins anew at `offset`, without records."""
+        self.pass_by(offset)
         self.records.clear()
         self.held_bytes = 0
-        self.next = self.begin = offset
+        self.proving = bool(self.stopped) and self.passed is not None and self.passed[0] == offset - 1
+        self.next = self.begin = offset - self.proving
         self.paused = False
+
+    def proven(self, offset: int, value: bytes) -> bool:
+        """Whether the record before the offset where it stopped is the one that was read there."""
+        self.proving, self.next = False, self.stopped_at
+        self.set_back = (offset, crc32(value)) != self.passed
+        return not self.set_back
 
     def holds(self, offset: int) -> bool:
         """Whether reading on from `offset` is reading on from here."""
@@ -70,8 +89,12 @@ class Tail:
 
     def pass_by(self, offset: int) -> None:
         """Forgets what lies before `offset`."""
+        last = None
         while self.records and self.records[0][0] < offset:
-            self.held_bytes -= len(self.records.popleft()[1])
+            last = self.records.popleft()
+            self.held_bytes -= len(last[1])
+        if last is not None:
+            self.passed = last[0], crc32(last[1])
         self.begin = offset
 
     def add(self, offset: int, value: bytes) -> None:
@@ -222,8 +245,10 @@ class KafkaBusReader:
             tail = self._tails.setdefault(partition, Tail())
             if not tail.holds(position) or tail.stopped:
                 # One that is stopped is asked for again: the log may hold the position by now.
-                if tail.next != position:
-                    tail.stopped = ""
+                if tail.stopped_at != position:
+                    tail.stopped, tail.set_back = "", False
+                if tail.set_back:
+                    continue
                 tail.place(position)
                 moved.append(partition)
             else:
@@ -290,6 +315,11 @@ class KafkaBusReader:
                 tail = self._tails.get(at.partition)
                 if tail is None or not records or records[0].offset < (tail.next or 0):
                     continue  # it was placed elsewhere while this was on its way
+                if tail.proving:
+                    if not tail.proven(records[0].offset, records[0].value or b""):
+                        self._set_back(consumer, at.partition)
+                        continue
+                    del records[0]
                 if tail.stopped:
                     self._log.warning("a partition that was stopped goes on", partition=at.partition)
                     tail.stopped = ""
@@ -306,15 +336,31 @@ class KafkaBusReader:
         tail = self._tails.get(partition)
         if tail is None or tail.next != offset:
             return
+        if not tail.proving:
+            tail.stopped_at = offset
+        # Where its beginning is now, our last `trim` does not say any more.
+        self._trimmed.pop(partition, None)
         why = (
-            f"partition {partition} of topic {self._config.topic} is stopped: position {offset} is next, and the log does"
-            " not hold it (records were deleted before they were taken, or the topic was made anew); see docs/kafka.md"
+            f"partition {partition} of topic {self._config.topic} is stopped: position {tail.stopped_at} is next, and the"
+            " log does not hold it (records were deleted before they were taken, or the topic was made anew); see"
+            " docs/kafka.md"
         )
         tail.paused = True
         consumer.pause(self._at(partition))
         if tail.stopped != why:  # each look tries it again; it is told once
             tail.stopped = why
-            self._log.error(why, partition=partition, position=offset)
+            self._log.error(why, partition=partition, position=tail.stopped_at)
+        self._news.set()
+
+    def _set_back(self, consumer: AIOKafkaConsumer, partition: int) -> None:
+        tail = self._tails[partition]
+        tail.stopped = (
+            f"partition {partition} of topic {self._config.topic} is stopped: position {tail.stopped_at} is next, and the"
+            " log was set back and has grown anew: what was appended since lies before that position; see docs/kafka.md"
+        )
+        tail.paused = True
+        consumer.pause(self._at(partition))
+        self._log.error(tail.stopped, partition=partition, position=tail.stopped_at)
         self._news.set()
 
     # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -35,6 +35,30 @@ class PropertiesKey:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessKey:
+    """A Secret key that holds an S3 access key."""
+
+    name: str
+    key: str = "accessKey"
+
+
+@dataclass(frozen=True, slots=True)
+class SecretKey:
+    """A Secret key that holds an S3 secret key."""
+
+    name: str
+    key: str = "secretKey"
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A Secret key that holds what requests to hooks are signed with."""
+
+    name: str
+    key: str = "secret"
+
+
+@dataclass(frozen=True, slots=True)
 class Images:
     """Where images come from; overrides: {service: whole reference}."""
 
@@ -141,6 +165,75 @@ class Gateways:
 
 
 @dataclass(frozen=True, slots=True)
+class ApiSpec:
+    """The HTTP API for people; tls is Client or None."""
+
+    enabled: bool = False
+    port: int = 8903
+    service_type: str = "ClusterIP"
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    tls: str = "Client"
+    max_connections: int = 2_000
+    user_requests_per_second: int = 50
+    server_requests_per_second: int = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class S3:
+    """A bucket of a store that speaks S3."""
+
+    endpoint: str
+    bucket: str
+    access_key: AccessKey
+    secret_key: SecretKey
+    prefix: str = ""
+    region: str = "us-east-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Attachments:
+    """Files that people send; s3 None: off. types empty: the usual ones."""
+
+    s3: S3 | None = None
+    max_bytes: int = 26_214_400
+    types: tuple[str, ...] = ()
+    keep_unused_seconds: int = 86_400
+    unused_max_bytes: int = 268_435_456
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """URLs that msg posts to; before_on_failure is Accept or Refuse. secret is given where a URL is."""
+
+    before_url: str = ""
+    before_timeout_milliseconds: int = 1_000
+    before_on_failure: str = "Accept"
+    after_url: str = ""
+    push_url: str = ""
+    secret: SigningKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """What people may do with messages; 0 is never."""
+
+    recall_seconds: int = 120
+    edit_seconds: int = 86_400
+    retention_days: int = 0
+    group_members: int = 10_000
+    friends_only: bool = False
+    search: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The feed of events."""
+
+    enabled: bool = False
+    retention_hours: int = 72
+
+
+@dataclass(frozen=True, slots=True)
 class Monitoring:
     """For the Prometheus operator."""
 
@@ -163,9 +256,20 @@ class PlatoClusterSpec:
     msg: MsgSpec = field(default_factory=MsgSpec)
     ipconfig: IpconfigSpec = field(default_factory=IpconfigSpec)
     gateways: Gateways = field(default_factory=Gateways)
+    origins: tuple[str, ...] = ()
+    api: ApiSpec = field(default_factory=ApiSpec)
+    attachments: Attachments = Attachments()
+    hooks: Hooks = Hooks()
+    messages: Messages = Messages()
+    events: Events = Events()
     monitoring: Monitoring = field(default_factory=Monitoring)
     network_policy: bool = False
     paused: bool = False
+
+    @property
+    def api_certificate(self) -> Ref | None:
+        """What the API for people shows; None: plain text, or no such API."""
+        return self.tls.client if self.api.enabled and self.api.tls == "Client" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ GATEWAY_ADMIN_PORT: Final = 8909
 GATEWAY_POLL_PORT: Final = 8914
 LOCAL_WEB_PORT: Final = 8915
 OPERATOR_PORT: Final = 8910
+MSG_API_PORT: Final = 8911
+"""The API for people at a msg pod; elsewhere msg.api_port has no default."""
 VALKEY_PORT: Final = 8928
 
 LOCAL_PORT_STEP: Final = 10
@@ -60,6 +62,11 @@ def admin_secret_name(cluster: str) -> str:
     return f"{cluster}-admin"
 
 
+def api_service_name(cluster: str) -> str:
+    """Service by which people reach the HTTP API."""
+    return f"{cluster}-api"
+
+
 def default_pool_name(cluster: str) -> str:
     """The GatewayPool that a PlatoCluster makes by itself."""
     return f"{cluster}-edge"
@@ -79,3 +86,10 @@ def shard_index(cluster: str, shard: str) -> int | None:
 def shard_addr(cluster: str, shard: str, namespace: str) -> str:
     """host:port of a shard's only pod, by the headless Service `<cluster>-state`."""
     return f"{shard}-0.{cluster}-state.{namespace}.svc:{STATE_PORT}"
+
+
+def is_taken(cluster: str, pool: str) -> bool:
+    """Whether a GatewayPool of this name would make objects that are named like the cluster's own ones."""
+    return (
+        pool in {f"{cluster}-{part}" for part in ("state", "msg", "ipconfig")} or shard_index(cluster, pool) is not None
+    )

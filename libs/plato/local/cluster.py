@@ -22,7 +22,7 @@ from typing import Any, Literal
 from plato.local import control, tokens
 from plato.local.child import launch_command
 from plato.local.folder import DataFolder, LocalError
-from plato.local.ports import free_offset, gateway_name, msg_name, shard_name
+from plato.local.ports import api_door, free_offset, gateway_name, msg_name, shard_name
 from plato.runtime.settings import PREFIX, Settings, load
 
 _POLL_S = 0.02
@@ -188,8 +188,10 @@ class LocalCluster:
 
     @property
     def api_url(self) -> str:
-        """http://host:port of the HTTP API, at the first msg process."""
-        return f"http://{self.settings.msg.http_host}:{self.ports[f'{msg_name(0)}.http']}"
+        """http://host:port of the HTTP API, at the first msg process; https where it shows a certificate."""
+        msg = self.settings.msg
+        scheme, key = api_door(self.settings, msg_name(0))
+        return f"{scheme}://{msg.api_host if msg.api_port else msg.http_host}:{self.ports[key]}"
 
     # ── its processes ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -78,6 +78,8 @@ def plan(settings: Settings) -> dict[str, PortUse]:
             PortUse(f"{name}.grpc", "msg.grpc_port", msg.host, msg.grpc_port + step),
             PortUse(f"{name}.http", "msg.http_port", msg.http_host, msg.http_port + step),
         ]
+        if msg.api_port:
+            uses.append(PortUse(f"{name}.api", "msg.api_port", msg.api_host, msg.api_port + step))
     moved = [PortUse(u.key, u.setting, u.host, u.port + local.port_offset) for u in uses]
     taken: dict[int, PortUse] = {}
     for use in moved:
@@ -105,6 +107,13 @@ def gateway_name(i: int) -> str:
 def msg_name(i: int) -> str:
     """Name of the i-th msg process."""
     return f"plato-msg-{i}"
+
+
+def api_door(settings: Settings, name: str) -> tuple[str, str]:
+    """(scheme, key of its port) of the HTTP API at the msg process `name`."""
+    if not settings.msg.api_port:
+        return "http", f"{name}.http"
+    return "https" if settings.tls.client_dir is not None else "http", f"{name}.api"
 
 
 def check_free(uses: Iterable[PortUse]) -> None:

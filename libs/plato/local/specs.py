@@ -124,7 +124,11 @@ def write_all(base: Settings, folder: DataFolder, ports: dict[str, PortUse]) -> 
     for i in range(base.local.msgs):
         name = msg_name(i)
         msg = base.msg.model_copy(
-            update={"grpc_port": ports[f"{name}.grpc"].port, "http_port": ports[f"{name}.http"].port}
+            update={
+                "grpc_port": ports[f"{name}.grpc"].port,
+                "http_port": ports[f"{name}.http"].port,
+                "api_port": ports[f"{name}.api"].port if base.msg.api_port else 0,
+            }
         )
         add(name, "msg", base.model_copy(update={"msg": msg}), ports[f"{name}.http"])
     return specs

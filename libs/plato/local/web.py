@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from plato.core.conversations import is_user_id
 from plato.local.folder import DataFolder, LocalError
-from plato.local.ports import WEB_HOSTS, PortUse
+from plato.local.ports import WEB_HOSTS, PortUse, api_door, msg_name
 from plato.local.tokens import make_token
 from plato.runtime.settings import Settings
 
@@ -42,7 +42,10 @@ def application(
     names = [f"{host}:{port}" for host in WEB_HOSTS]
     where = {
         "ipconfig_url": _url(ports["ipconfig"]),
-        "msg_urls": [_url(use) for key, use in ports.items() if key.endswith(".http")],
+        "msg_urls": [
+            _url(ports[key], scheme)
+            for scheme, key in (api_door(settings, msg_name(n)) for n in range(settings.local.msgs))
+        ],
     }
     headers = {
         "Content-Security-Policy": _policy(settings),
@@ -116,16 +119,21 @@ def _host(use_host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _url(use: PortUse) -> str:
-    return f"http://{_host(use.host)}:{use.port}"
+def _url(use: PortUse, scheme: str = "http") -> str:
+    return f"{scheme}://{_host(use.host)}:{use.port}"
+
+
+def _api_host(settings: Settings) -> str:
+    return settings.msg.api_host if settings.msg.api_port else settings.msg.http_host
 
 
 def _policy(settings: Settings) -> str:
     """Nothing from elsewhere, no inline script or style; connections to this cluster."""
     hosts = dict.fromkeys(
-        [*WEB_HOSTS, *(_host(h) for h in (settings.gateway.host, settings.ipconfig.host, settings.msg.http_host))]
+        [*WEB_HOSTS, *(_host(h) for h in (settings.gateway.host, settings.ipconfig.host, _api_host(settings)))]
     )
-    connect = " ".join(f"{scheme}://{host}:*" for host in hosts for scheme in ("http", "ws"))
+    schemes = ("http", "ws") if api_door(settings, "")[0] == "http" else ("http", "https", "ws")
+    connect = " ".join(f"{scheme}://{host}:*" for host in hosts for scheme in schemes)
     return (
         f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src blob:; "
         f"connect-src 'self' {connect}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

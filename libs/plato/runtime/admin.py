@@ -6,6 +6,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -14,6 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_S: Final = 10.0
+"""A request's head is whole within so long: from the open socket, or from the answer before."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 NotReady = Callable[[], str]
@@ -42,6 +47,42 @@ def app(
 
     standard = [Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]
     return Starlette(routes=[*standard, *routes])
+
+
+class _Http(H11Protocol):
+    """uvicorn's, which waits for ever for a head: idle and dribbling sockets would use up the process's descriptors."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        super().connection_made(transport)
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        cycle: Any = self.cycle
+        if cycle is None or cycle.response_complete:
+            if self._late is None:  # once: each byte must not give it more time
+                self._late = self.loop.call_later(HEAD_S, self._too_late)
+        elif self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _too_late(self) -> None:
+        if self.transport.get_protocol() is self:
+            self.transport.close()
 
 
 class PlainPaths:
@@ -78,6 +119,7 @@ class HttpServer:
             log_config=None,
             access_log=False,
             lifespan="off",
+            http=_Http,
             proxy_headers=proxies,
         )
         config.load()

@@ -65,12 +65,18 @@ async def stop_signal() -> None:
     await stopped.wait()
 
 
-async def until_stopped(tasks: list[asyncio.Task[Any]]) -> int:
+async def until_stopped(
+    tasks: list[asyncio.Task[Any]], last: Callable[[], Coroutine[Any, Any, Any]] | None = None
+) -> int:
     """Waits for a stop signal (returns 0) or for the end of any task (logs it, returns 1): a service never runs on with
-    a part of it dead. A SettingsError or StartError of a task is raised: only that task could find it, after waiting."""
+    a part of it dead. A SettingsError or StartError of a task is raised: only that task could find it, after waiting.
+    last: is done after the signal, while all tasks still run."""
     log = logs.get("process")
-    waiter = asyncio.create_task(stop_signal())
+    waiter: asyncio.Task[Any] = asyncio.create_task(stop_signal())
     done, _ = await asyncio.wait([waiter, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    if done == {waiter} and last is not None:
+        waiter = asyncio.create_task(last())
+        done, _ = await asyncio.wait([waiter, *tasks], return_when=asyncio.FIRST_COMPLETED)
     code = 0
     words: BaseException | None = None
     for task in done - {waiter}:

@@ -373,7 +373,9 @@ class TlsSettings(Section):
     internal_dir: Path | None = Field(
         None, description="Of gRPC between the parts (both sides show it) and the admin ports; unset: plain text."
     )
-    client_dir: Path | None = Field(None, description="Of the gateways' TCP and WebSocket ports; unset: plain text.")
+    client_dir: Path | None = Field(
+        None, description="Of the gateways' ports for clients, and of msg.api_port; unset: plain text."
+    )
 
 
 class OperatorSettings(Section):

@@ -21,7 +21,10 @@ class AttachmentSettings(Section):
     )
     s3_region: str = Field("us-east-1", min_length=1, description="Region that requests are signed for.")
     s3_access_key: str = Field("", description="Who we are to the store.")
-    s3_secret_key_file: Path | None = Field(None, description="File that holds the secret key, read at the start.")
+    s3_access_key_file: Path | None = Field(
+        None, description="Instead: file that holds it, read again when it changes, as s3_secret_key_file is."
+    )
+    s3_secret_key_file: Path | None = Field(None, description="File that holds the secret key.")
     bytes_max: int = Field(26_214_400, ge=1, le=1_073_741_824, description="Largest file.")
     types: tuple[str, ...] = Field(
         (
@@ -50,8 +53,13 @@ class AttachmentSettings(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.s3_url and not (self.s3_access_key and self.s3_secret_key_file):
-            raise ValueError("s3_url needs attachments.s3_access_key and attachments.s3_secret_key_file")
+        known = bool(self.s3_access_key) + (self.s3_access_key_file is not None)
+        if self.s3_url and not (known and self.s3_secret_key_file):
+            raise ValueError(
+                "s3_url needs attachments.s3_access_key or s3_access_key_file, and attachments.s3_secret_key_file"
+            )
+        if known > 1:
+            raise ValueError("s3_access_key and s3_access_key_file are both set; leave one of them out")
         if self.s3_url and self.folder is not None:
             raise ValueError("folder and s3_url are both set; leave one of them out")
         return self

@@ -19,7 +19,35 @@ class MsgSettings(Section):
     host: str = Field("127.0.0.1", description="Address that state shards connect to.")
     grpc_port: Port = Field(names.MSG_GRPC_PORT, description="gRPC: Sync and Pull, for state.")
     http_host: str = Field("127.0.0.1", description="Address of the HTTP port.")
-    http_port: Port = Field(names.MSG_HTTP_PORT, description="The HTTP API; health and metrics.")
+    http_port: Port = Field(names.MSG_HTTP_PORT, description="Health and metrics; the HTTP API while api_port is 0.")
+    api_host: str = Field("127.0.0.1", description="Address of the HTTP API's own port.")
+    api_port: int = Field(
+        0,
+        ge=0,
+        le=65_535,
+        description="The HTTP API's own port, with nothing else on it, by tls.client_dir; 0: it is on http_port.",
+    )
+    api_connections: int = Field(
+        2_000, ge=1, le=50_000, description="Connections to api_port at once; further ones are closed."
+    )
+    api_head_ms: int = Field(
+        10_000,
+        ge=100,
+        le=120_000,
+        description="A handshake, and the head of a request, must be whole within this; at api_port.",
+    )
+    api_body_ms: int = Field(
+        10_000,
+        ge=100,
+        le=120_000,
+        description="How long a body may make api_port wait, and so much longer as it brings 4 KiB per second.",
+    )
+    api_settle_ms: int = Field(
+        0,
+        ge=0,
+        le=30_000,
+        description="After a SIGTERM api_port answers for so long: until nobody sends it requests any more. For pods.",
+    )
     batch_records: int = Field(500, ge=1, le=10_000, description="Records of one partition in one transaction.")
     member_stale_ms: int = Field(3_000, ge=500, description="A msg process silent this long loses its partitions.")
     bus_retention_s: int = Field(86_400, ge=60, description="Bus rows are kept this long after their fan-out.")
@@ -77,7 +105,8 @@ class MsgSettings(Section):
         "", pattern=_URL, description="Is told of messages for users who are not online. Empty: nobody."
     )
     hook_secret_file: Path | None = Field(
-        None, description="Holds the secret, of 32 bytes or more, that requests to these URLs are signed with."
+        None,
+        description="Holds the secret of 32 bytes or more that they are signed with; read again when it changes.",
     )
     friends_only: bool = Field(
         False, description="Only friends may write to a user in a dialogue, unless the user says otherwise."

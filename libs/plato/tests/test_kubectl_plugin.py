@@ -344,10 +344,36 @@ def test_the_report_says_which_file_cannot_be_written(run: Run, capsys: pytest.C
         ("token eyJhbGciOi.eyJzdWIiOiJh.c2ln end", "token [struck out] end"),
         ("-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----\nrest", "[struck out]\nrest"),
         ("nothing secret: 12:30@noon", "nothing secret: 12:30@noon"),
+        ('redis://:p4"s@s@h:6379/0', "redis://:[struck out]@h:6379/0"),
+        ('{"url": "http://h:8080", "by": "a@b"}', '{"url": "http://h:8080", "by": "a@b"}'),
+        ("host=db password=p4ss dbname=x", "host=db password=[struck out] dbname=x"),
+        ("ssl.key.password=p4ss", "ssl.key.password=[struck out]"),
+        (
+            'LoginModule required username="u" password="p4 ss";',
+            'LoginModule required username="u" password=[struck out];',
+        ),
+        ('{"password": "p4ss", "user": "u"}', '{"password": [struck out], "user": "u"}'),
+        ("GET /ws?access_token=p4ss HTTP/1.1", "GET /ws?access_token=[struck out] HTTP/1.1"),
+        ("Authorization: Basic dTpwNHNzd29yZA==", "Authorization: Basic [struck out]"),
+        ("SecretMissing: create in this namespace: demo-keys", "SecretMissing: create in this namespace: demo-keys"),
     ],
 )
 def test_secrets_in_text_are_struck_out(text: str, kept: str) -> None:
     assert bundle.struck(text) == kept
+
+
+def test_secrets_in_objects_are_struck_out() -> None:
+    """By the name of a variable, of a key, of a flag; names of Secrets stay."""
+    env = [{"name": name, "value": "p4ss"} for name in ("PGPASSWORD", "DB_PASSWORD_OLD", "REDIS_AUTH", "PASSPHRASE")]
+    kept = {"name": "PLATO_AUTH__ISSUER", "value": "plato"}
+    container = {"env": [*env, kept], "args": ["--requirepass", "p4ss", "--password=p4ss", "--port", "1"]}
+    found = bundle.cleaned(
+        {"containers": [container], "annotations": {"x/password": "p4ss"}, "secretName": "demo-keys"}
+    )
+    assert "p4ss" not in json.dumps(found)
+    assert found["containers"][0]["env"][-1] == kept
+    assert found["containers"][0]["args"][-2:] == ["--port", "1"]
+    assert found["secretName"] == "demo-keys"
 
 
 def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -355,6 +381,17 @@ def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(sys, "argv", ["kubectl-plato", "status"])
     assert app.main() == 1
     assert "kubectl is not on PATH" in capsys.readouterr().err
+
+
+def test_a_log_of_any_bytes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies writes what it likes; the bundle is made all the same."""
+    program = tmp_path / "kubectl"
+    program.write_text("#!/bin/sh\nprintf 'core \\377\\376 dumped'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PLATO_KUBECTL", str(program))
+    from plato.cli.kube.kubectl import Kubectl
+
+    assert Kubectl().run("logs", "x") == "core \ufffd\ufffd dumped"
 
 
 def test_a_missing_crd_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,21 @@ async def test_a_name_is_all_that_a_sign_in_needs(page: httpx.AsyncClient) -> No
     assert said["msg_urls"] == ["http://127.0.0.1:8903", "http://127.0.0.1:8913"]
 
 
+@pytest.mark.parametrize("tls", [False, True])
+async def test_the_page_is_told_the_apis_own_port_where_there_is_one(tmp_path: Path, tls: bool) -> None:
+    folder = DataFolder(tmp_path)
+    folder.prepare()
+    tokens.ensure_key(folder)
+    settings = load(environ={}, flags={"msg.api_port": 8933} | ({"tls.client_dir": str(tmp_path)} if tls else {}))
+    application = web.application(settings, folder, plan(settings))
+    scheme = "https" if tls else "http"
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url=ORIGIN) as page:
+        said = (await page.post("/sign-in", json={"name": "alice"}, headers={"Origin": ORIGIN})).json()
+        assert said["msg_urls"] == [f"{scheme}://127.0.0.1:8933", f"{scheme}://127.0.0.1:8943"]
+        allowed = (await page.get("/")).headers["content-security-policy"]
+        assert ("https://127.0.0.1:*" in allowed) == tls
+
+
 @pytest.mark.parametrize(
     ("headers", "body", "status"),
     [

@@ -48,6 +48,17 @@ async def main(settings):
             await asyncio.sleep(0.01)
             raise SettingsError("database.uri: refuses us; correct it")
         return await until_stopped([asyncio.create_task(work()), asyncio.create_task(refuse())])
+    if what == "settle":
+        async def every():
+            while True:
+                print("up", flush=True)
+                await asyncio.sleep(0.01)
+        async def last():
+            log.info("settles")
+            await asyncio.sleep(0.2)
+        code = await until_stopped([asyncio.create_task(every())], last)
+        log.info("ends")
+        return code
     if what == "limit":
         import resource
         print(*resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)
@@ -85,6 +96,17 @@ def test_a_signal_ends_a_service_in_order(number: int) -> None:
     code, log = end(start("plato-s0"), number)
     assert code == 0
     assert len(log) == 1
+
+
+def test_what_is_to_be_done_last_is_done_while_all_parts_work() -> None:
+    service = start("settle")
+    assert service.stdout is not None
+    assert service.stdout.readline() == "up\n"
+    service.send_signal(signal.SIGTERM)
+    out, log = service.communicate(timeout=30)
+    assert service.returncode == 0
+    assert [json.loads(line)["event"] for line in log.splitlines()][1:] == ["settles", "ends"]
+    assert out.count("up") > 2
 
 
 def test_logs_are_json_with_ids_as_text_and_traces_as_hex() -> None:
@@ -266,3 +288,29 @@ async def test_a_part_that_is_cancelled_by_its_owner_just_ends() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_a_socket_that_brings_no_whole_head_is_closed_however_often_it_says_a_byte(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one peer takes all descriptors, and who asks for the list of gateways finds the door shut."""
+    monkeypatch.setattr(admin, "HEAD_S", 0.2)
+    port = _free_port()
+    server = admin.HttpServer(admin.app(lambda: ""), "127.0.0.1", port)
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        if sent:
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            await reader.readexactly(3)
+        end = asyncio.create_task(reader.read())
+        async with asyncio.timeout(20):
+            while not end.done():
+                writer.write(b"G")
+                await asyncio.sleep(0.02)
+        assert end.exception() is not None or end.result() == b""
+        writer.close()
+    finally:
+        await server.stop()

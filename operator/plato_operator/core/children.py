@@ -14,12 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from plato.api.cluster import (
+    ApiSpec,
+    Attachments,
     Auth,
     Bus,
     Database,
+    Events,
     Gateways,
+    Hooks,
     Images,
     IpconfigSpec,
+    Messages,
     Monitoring,
     MsgSpec,
     StateSpec,
@@ -28,7 +33,7 @@ from plato.api.cluster import (
     UriKey,
     UrlKey,
 )  # fmt: skip
-from plato.api.names import admin_secret_name, default_pool_name, shard_name
+from plato.api.names import admin_secret_name, api_service_name, default_pool_name, is_taken, shard_name
 from plato.api.objects import to_object
 from plato.api.pool import DrainSpec, GatewayPoolSpec, PoolTemplate, Ports
 from plato.api.shared import Ref
@@ -36,9 +41,13 @@ from plato.topology.slots import counts
 
 from plato_operator.core.orders import Apply, Remove, Scale
 from plato_operator.core.rollout import msg_done, state_done
-from plato_operator.core.snapshot import GATEWAY, IPCONFIG, MSG, STATE, Child
+from plato_operator.core.snapshot import API, GATEWAY, IPCONFIG, MSG, STATE, Child
 from plato_operator.core.work import Work
 
+_OF_THE_SERVICE: Final = ("port", "serviceType", "annotations")
+"""Fields of spec.api that reach its Service and no pod."""
+_ALWAYS: Final = ("userRequestsPerSecond", "serverRequestsPerSecond")
+"""Those that count without a port of its own, too."""
 _ROLLS_NOTHING: Final = ("drain", "rollout", "replicas", "clusterRef", "publicAddress")
 """Fields of a pool that reach pods by the record, or not at all."""
 
@@ -82,11 +91,32 @@ def _stripped(value: Any, default: Any) -> Any:
 
 
 def _common(work: Work, part: str) -> dict[str, Any]:
-    """What reaches the pods of every part: images without other parts' overrides, the certificates that this one shows."""
+    """What reaches the pods of every part: images without other parts' overrides, the certificates that this one shows, and
+    the pages that may connect where pages do."""
     spec = work.snap.cluster.spec
     own = {name: ref for name, ref in spec.images.overrides.items() if name == part}
-    tls = spec.tls if part == GATEWAY else replace(spec.tls, client=None)
-    return {"images": stripped(replace(spec.images, overrides=own), Images()), "tls": stripped(tls, Tls())}
+    shown = spec.tls.client if part == GATEWAY else spec.api_certificate if part == MSG else None
+    tls = stripped(replace(spec.tls, client=shown), Tls())
+    pages = {"origins": list(spec.origins)} if spec.origins and part != STATE else {}
+    return {"images": stripped(replace(spec.images, overrides=own), Images()), "tls": tls, **pages}
+
+
+def _product(work: Work) -> dict[str, Any]:
+    """What reaches the pods of msg alone. Without what is not used: clusters that set nothing of it keep their hashes."""
+    spec = work.snap.cluster.spec
+    unseen = (*_OF_THE_SERVICE, "tls")  # of tls the certificate is what pods see
+    found = {
+        "api": {
+            k: v
+            for k, v in stripped(spec.api, ApiSpec()).items()
+            if k in _ALWAYS or (spec.api.enabled and k not in unseen)
+        },
+        "attachments": stripped(spec.attachments, Attachments()),
+        "hooks": stripped(spec.hooks, Hooks()),
+        "messages": stripped(spec.messages, Messages()),
+        "events": stripped(spec.events, Events()),
+    }
+    return {part: own for part, own in found.items() if own}
 
 
 def _back(work: Work) -> dict[str, Any]:
@@ -131,9 +161,15 @@ def wanted(work: Work) -> Iterator[Wanted]:
         yield Wanted("PodDisruptionBudget", f"{name}-{part}", part, {})
     yield Wanted("Service", f"{name}-ipconfig", IPCONFIG, {"serviceType": spec.ipconfig.service_type})
     yield Wanted("PodDisruptionBudget", f"{name}-ipconfig", IPCONFIG, {})
+    if spec.api.enabled:
+        own = stripped(spec.api, ApiSpec())
+        door = {k: v for k, v in own.items() if k in _OF_THE_SERVICE}
+        door |= {"tls": True} if spec.api_certificate is not None else {}
+        yield Wanted("Service", api_service_name(name), API, door)
     if spec.network_policy:
         nodes = {"nodes": list(work.snap.node_cidrs)} if work.snap.node_cidrs else {}
-        yield Wanted("NetworkPolicy", name, "members", nodes)
+        people = {"api": True} if spec.api.enabled else {}
+        yield Wanted("NetworkPolicy", name, "members", {**nodes, **people})
     if spec.monitoring.pod_monitor:
         tls = {"internal": to_object(spec.tls.internal)} if spec.tls.internal is not None else {}
         yield Wanted("PodMonitor", name, "members", {**stripped(spec.monitoring, Monitoring()), **tls})
@@ -145,12 +181,12 @@ def wanted(work: Work) -> Iterator[Wanted]:
             "GatewayPool", default_pool_name(name), "default", template, replicas=spec.gateways.initial_replicas
         )
     for pool in sorted(work.snap.pools.values(), key=lambda p: p.name):
-        if not pool.deleting:
+        if not pool.deleting and not is_taken(name, pool.name):
             yield from _pool(
                 pool.name, pool.spec, {"version": pool.spec.version or spec.version, **_common(work, GATEWAY)}
             )
     pods = {"version": spec.version, **_common(work, MSG), **back}
-    msg = {**pods, "msg": {**stripped(spec.msg, MsgSpec()), "replicas": None}}
+    msg = {**pods, **_product(work), "msg": {**stripped(spec.msg, MsgSpec()), "replicas": None}}
     yield Wanted("Deployment", f"{name}-msg", MSG, {}, msg, replicas=spec.msg.replicas)
     ipconfig = {"version": spec.version, **_common(work, IPCONFIG), "auth": back["auth"]}
     ipconfig["ipconfig"] = {**stripped(spec.ipconfig, IpconfigSpec()), "replicas": None, "serviceType": None}
@@ -209,16 +245,20 @@ def apply_children(work: Work) -> None:
     """Orders what is missing or was rendered from other inputs; a quiet cluster gets no order."""
     ipconfig_turn, ready_base = msg_done(work) and state_done(work), migrated(work)
     tokens_known = ("Secret", admin_secret_name(work.snap.cluster.name)) in work.snap.children
+    account_known = ("ServiceAccount", work.snap.cluster.name) in work.snap.children
     for child in wanted(work):
         input_hash, template_hash = hashes(child)
         there = work.snap.children.get((child.kind, child.name))
-        if there is not None and (child.once or there.input_hash == input_hash):
+        if there is not None and (child.once or (there.input_hash == input_hash and not there.orphan)):
             _scale(work, child, there)
             continue
         if child.owner_kind == "StateShard" and child.owner not in work.snap.shards:
             continue  # its owner is made first; the next pass knows the uid
         if child.owner_kind == "GatewayPool" and child.owner in {a.name for a in work.applies if isinstance(a, Apply)}:
             continue  # its owner's spec changes with this pass; the next one renders from that
+        pods = child.template is not None or child.kind == "Job"
+        if pods and there is None and (not account_known or work.snap.shared):
+            continue  # an account of that name may be somebody else's; shards would take another cluster's slots from it
         if child.template is not None and there is None and not tokens_known:
             continue  # pods would start with the tokens of a cluster of this name before, and refuse us
         if child.template is not None and not ready_base and _waits(child, there, template_hash):
@@ -253,10 +293,12 @@ def _remove(work: Work) -> None:
     spec, name = work.snap.cluster.spec, work.snap.cluster.name
     unwanted = [("NetworkPolicy", name)] if not spec.network_policy else []
     unwanted += [("PodMonitor", name)] if not spec.monitoring.pod_monitor else []
+    if not spec.api.enabled and api_service_name(name) not in work.snap.pools:  # which has a Service of its own name
+        unwanted.append(("Service", api_service_name(name)))
     if migrated(work):
         past = sorted(n for kind, n in work.snap.children if kind == "Job" and n.startswith(_migrations(work)))
         unwanted += [("Job", n) for n in past if n != migration(work)]
     for kind, child in unwanted:
         there = work.snap.children.get((kind, child))
-        if there is not None:
+        if there is not None and there.input_hash:  # else somebody else made it, and copied our labels
             work.applies.append(Remove(kind, child, there.uid))

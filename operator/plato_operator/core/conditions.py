@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from plato.api.cluster import PlatoClusterStatus, Reshard, SlotCounts, WorkerIdCounts
-from plato.api.names import LABEL_POOL, shard_index, shard_name
+from plato.api.names import LABEL_POOL, is_taken, shard_index, shard_name
 from plato.api.pool import DrainStatus, GatewayPoolStatus
 from plato.api.shard import SlotSpan, StateShardStatus
 from plato.api.shared import Condition
@@ -24,14 +24,16 @@ from plato_operator.core.drains import FORCE_AFTER_MS
 from plato_operator.core.moves import wanted_weights
 from plato_operator.core.repair import repaired
 from plato_operator.core.rollout import ipconfig_done, msg_done, outdated_shards, settled, state_done
-from plato_operator.core.snapshot import IPCONFIG, MSG, STATE, Pod, Pool, Shard, Snapshot, shard_pod
+from plato_operator.core.snapshot import ENDED, IPCONFIG, MSG, STATE, Pod, Pool, Shard, Snapshot, shard_pod
 from plato_operator.core.work import Work, is_lost, record_of
 
 STALE_AFTER_S = 30
 """A gateway whose epoch is older than the record's by this many seconds is behind (epochs are Unix seconds)."""
 MOST_DRAINS = 50
 MOST_QUOTED = 300
-REFUSALS = ("InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "ApplyRefused")
+MOST_WORDS = 2_000
+"""Of a condition's message: a field of 100 KB that is quoted must not make a status that is refused, pass after pass."""
+REFUSALS = ("InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "NameTaken", "ApplyRefused")
 UNNEEDED = ("PodMonitor",)
 """Kinds without which clients are served all the same: one that is refused is a warning."""
 NOT_STALLED = ("NotStalled", "everything that was asked for could be applied")
@@ -40,6 +42,11 @@ NOT_STALLED = ("NotStalled", "everything that was asked for could be applied")
 def rfc3339(unix_ms: int) -> str:
     """A time as Kubernetes writes it, whole seconds."""
     return datetime.fromtimestamp(unix_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def bounded(message: str) -> str:
+    """A message that a person reads to its end."""
+    return message if len(message) <= MOST_WORDS else f"{message[: MOST_WORDS - 1]}…"
 
 
 def kept_times(old: Iterable[Condition], new: Iterable[Condition], now_ms: int) -> tuple[Condition, ...]:
@@ -62,7 +69,7 @@ class _Sheet:
 
     def add(self, type_: str, holds: bool | None, reason: str, message: str) -> None:
         status = "Unknown" if holds is None else "True" if holds else "False"
-        self._found.append(Condition(type_, status, reason, message, self._generation))
+        self._found.append(Condition(type_, status, reason, bounded(message), self._generation))
 
     def done(self) -> tuple[Condition, ...]:
         return tuple(sorted(self._found, key=lambda c: c.type != "Ready"))
@@ -153,6 +160,11 @@ def _warnings(work: Work) -> Iterator[tuple[str, str]]:
     foreign = [n for n, s in snap.shards.items() if not s.owned or shard_index(snap.cluster.name, n) is None]
     if foreign:
         yield "ForeignShard", f"not made by this PlatoCluster and passed over: {', '.join(sorted(foreign))}"
+    if not any(work.weights().values()):
+        yield (
+            "NoWeight",
+            "every StateShard has weight 0, so slots have nowhere to go and no shard is removed: give one a weight",
+        )
     if snap.odd_keys and spec.auth.keys is not None:
         named = f"keys of Secret {spec.auth.keys.name} must be named <kid>.pem or <kid>.key"
         yield "KeysPassedOver", f"{named}; passed over: {', '.join(sorted(snap.odd_keys))}"
@@ -214,6 +226,8 @@ def _dependencies(work: Work) -> tuple[bool | None, str, str]:
 
 def refusal(work: Work, kind: str = "PlatoCluster", name: str = "") -> tuple[str, str] | None:
     """(reason, message) of the first child that was refused, of a pool or a shard only its own; None: all were taken."""
+    if work.snap.shared and kind == "PlatoCluster":
+        return "NotAlone", work.snap.shared
     if not work.snap.refusals:
         return None
     owners = {(c.kind, c.name): (c.owner_kind, c.owner) for c in wanted(work)}
@@ -230,7 +244,8 @@ def _version(work: Work, rolling: bool) -> str:
     """The version that every pod runs; while they differ, the one before. Pools with a version of their own don't count."""
     cluster = work.snap.cluster
     canaries = {p.name for p in work.snap.pools.values() if p.spec.version}
-    found = {pod.version for pod in work.snap.pods.values() if pod.version and pod.owner not in canaries}
+    living = [pod for pod in work.snap.pods.values() if pod.phase not in ENDED]
+    found = {pod.version for pod in living if pod.version and pod.owner not in canaries}
     before = sorted(found - {cluster.spec.version})
     if before:
         return before[0]
@@ -303,6 +318,11 @@ def pool_status(work: Work, pool: Pool) -> GatewayPoolStatus:
     spare = spec.rollout.max_unavailable if _rolling(work, pool) else 0
     good = ready >= max(spec.replicas - spare, min(1, spec.replicas))
     stalled = refusal(work, "GatewayPool", pool.name)
+    if is_taken(snap.cluster.name, pool.name):
+        stalled = (
+            "NameTaken",
+            f"{snap.cluster.name} has objects of its own that are named {pool.name}: use another name",
+        )
     sheet.add("Stalled", bool(stalled), *(stalled or NOT_STALLED))
     words = f"{ready} of {spec.replicas} gateways are ready{'' if good else _trouble(p for p in pods if not p.ready)}"
     sheet.add("Ready", good and not stalled, *(stalled or ("Serving" if good else "GatewaysMissing", words)))

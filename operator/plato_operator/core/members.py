@@ -15,7 +15,7 @@ from plato.topology.slots import counts
 from plato.topology.worker_ids import free, held, rest_until, rested
 
 from plato_operator.core.orders import Gate
-from plato_operator.core.snapshot import GATEWAY, MSG, STATE, Pod
+from plato_operator.core.snapshot import ENDED, GATEWAY, MSG, STATE, Pod
 from plato_operator.core.work import Work, pool_desks, record_of
 
 MSG_GRACE_S: Final = 60
@@ -25,21 +25,29 @@ EVICTION_MARGIN_MS: Final = 10_000
 
 
 def retire(work: Work) -> None:
-    """Takes out pods that a GET did not find, or found with another uid, and lets their ids rest."""
+    """Takes out pods that a GET did not find, or found with another uid, and those that ended; their ids rest.
+
+    An evicted pod of a Deployment stays as Failed until somebody deletes it: its processes are gone for good."""
     gateways, msgs, resting = dict(work.topology.gateways), dict(work.topology.msgs), dict(work.topology.resting)
     for name, gateway in work.topology.gateways.items():
-        if work.snap.live.get(name, gateway.uid) != gateway.uid:
+        if work.snap.live.get(name, gateway.uid) != gateway.uid or _ended(work, name, gateway.uid):
             pod = Pod(name, gateway.uid, GATEWAY, owner=name.rpartition("-")[0])
             until = rest_until(work.snap.now_ms, work.drain_spec(pod).deadline_seconds)
             until = max(until, rest_until(gateway.drain.deadline_ms, 0) if gateway.drain is not None else 0)
             resting = rested(resting, gateway.worker_id, gateway.uid, until)
             del gateways[name]
     for name, msg in work.topology.msgs.items():
-        if work.snap.live.get(name, msg.uid) != msg.uid:
+        if work.snap.live.get(name, msg.uid) != msg.uid or _ended(work, name, msg.uid):
             resting = rested(resting, msg.worker_id, msg.uid, rest_until(work.snap.now_ms, MSG_GRACE_S))
             del msgs[name]
     if resting != work.topology.resting:
         work.change(gateways=gateways, msgs=msgs, resting=resting)
+
+
+def _ended(work: Work, name: str, uid: str) -> bool:
+    """Whether this very pod has run to its end."""
+    pod = work.snap.pods.get(name)
+    return pod is not None and pod.uid == uid and pod.phase in ENDED
 
 
 def note_outside(work: Work) -> None:
@@ -53,7 +61,7 @@ def note_outside(work: Work) -> None:
             gateway = replace(gateway, state=DRAINING, drain=eviction(work, pod))
             work.tell("Pod", name, "DrainStarted", "the pod is being deleted: its clients are moved while it lasts")
         lost = work.lost(pod)
-        if lost and gateway.state in (SERVING, DRAINING):
+        if lost and gateway.state != LOST:  # one that is leaving too: its pod may never go, and would hold up a roll
             gateway = replace(gateway, state=LOST)
             work.tell(
                 "Pod", name, "NodeLost", f"node {pod.node} is lost; the gateway keeps its worker_id", warning=True
@@ -77,6 +85,7 @@ def eviction(work: Work, pod: Pod) -> Drain:
 def admit(work: Work) -> None:
     """Enters pods that have no record, in one batch, while ids last; and brings the shards' uids up to date."""
     _refresh_shards(work)
+    _refresh_addresses(work)
     _replace_contested(work)
     newcomers = list(_newcomers(work))
     if not newcomers:
@@ -90,7 +99,7 @@ def admit(work: Work) -> None:
             continue
         resting.pop(worker_id, None)
         if pod.component == MSG:
-            msgs[pod.name] = Msg(pod.uid, worker_id, f"{pod.ip}:{MSG_GRPC_PORT}")
+            msgs[pod.name] = msg_record(pod, worker_id)
         else:
             gateways[pod.name] = gateway_record(pod, worker_id)
     if len(gateways) + len(msgs) > len(work.topology.gateways) + len(work.topology.msgs):
@@ -104,6 +113,12 @@ def gateway_record(pod: Pod, worker_id: int) -> Gateway:
     return Gateway(
         pod.uid, worker_id, at.workers, (), at.ip, at.tcp, at.ws, at.admin, SERVING, pod.zone, pod.node, poll=at.poll
     )  # fmt: skip
+
+
+def msg_record(pod: Pod, worker_id: int) -> Msg:
+    """A msg process, and where its gRPC listens."""
+    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+    return Msg(pod.uid, worker_id, f"{host}:{MSG_GRPC_PORT}")
 
 
 def admissible(work: Work, pod: Pod) -> bool:
@@ -177,6 +192,18 @@ def _refresh_shards(work: Work) -> None:
             shards[pod.owner] = replace(shard, ip=pod.ip)  # it got its address after its uid was written
     if shards != work.topology.shards:
         work.change(shards=dict(sorted(shards.items())))
+
+
+def _refresh_addresses(work: Work) -> None:
+    """Which address clients are told follows the pool's publicAddress and the node: no pod rolls for it. What is not known
+    at the moment stays as it was."""
+    gateways = dict(work.topology.gateways)
+    for name, pod in work.gateway_pods().items():
+        record = record_of(work, pod)
+        if record is not None and pod.endpoint is not None and pod.endpoint.ip not in ("", record.ip):
+            gateways[name] = replace(record, ip=pod.endpoint.ip)
+    if gateways != work.topology.gateways:
+        work.change(gateways=gateways)
 
 
 def gates(work: Work) -> None:

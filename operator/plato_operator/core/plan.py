@@ -17,7 +17,7 @@ from plato_operator.core.children import apply_children
 from plato_operator.core.drains import cancel, finish, raise_replicas, start
 from plato_operator.core.members import admit, drop_old_rests, gates, note_outside, retire
 from plato_operator.core.moves import bind_homes, close_or_undo, open_move, remove_shard, take_over
-from plato_operator.core.orders import Gate, Plan, TopologyWrite
+from plato_operator.core.orders import Event, Gate, Plan, TopologyWrite
 from plato_operator.core.repair import repair
 from plato_operator.core.rollout import roll_state
 from plato_operator.core.snapshot import Snapshot
@@ -25,6 +25,8 @@ from plato_operator.core.work import Work, pool_desks
 
 BUSY_MS = 1_000
 QUIET_MS = 10_000
+CLAIM_AGAIN_MS = 60_000
+"""How long a record that another one claimed after us is left to him."""
 
 
 def one_pass(snap: Snapshot) -> Plan:
@@ -60,11 +62,19 @@ def one_pass(snap: Snapshot) -> Plan:
 
 
 def _claim(snap: Snapshot) -> Plan:
-    """After a change of leader nothing but the own name is written: an older leader's write then meets a conflict."""
+    """After a change of leader nothing but the own name is written: an older leader's write then meets a conflict.
+
+    Whoever writes after our claim does not know our Lease: another release of the operator serves this namespace too. Two
+    that claim by turns would write as fast as they can, and each write goes to every pod."""
     assert snap.topology is not None
+    if snap.memory.claimed_ms and snap.now_ms - snap.memory.claimed_ms < CLAIM_AGAIN_MS:
+        words = f"{snap.topology.writer} writes the topology too: two operators with Leases of their own serve it;"
+        told = Event("PlatoCluster", snap.cluster.name, "Warning", "AnotherOperator", f"{words} uninstall one of them")
+        return Plan(events=(told,), memory=snap.memory)
     epoch = next_epoch(snap.topology.epoch, snap.now_ms // 1000)
     claimed = replace(snap.topology, writer=snap.me, epoch=epoch)
-    return Plan(write=TopologyWrite(claimed, snap.version), memory=snap.memory, requeue_ms=0)
+    memory = replace(snap.memory, claimed_ms=snap.now_ms)
+    return Plan(write=TopologyWrite(claimed, snap.version), memory=memory, requeue_ms=0)
 
 
 def _rebuild(snap: Snapshot) -> Plan:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from plato.api.names import MSG_GRPC_PORT, shard_addr, shard_name
+from plato.api.names import shard_addr, shard_name
 from plato.topology.record import SLOTS, Gateway, Msg, Shard, SlotRange, Topology
 from plato.topology.slots import members, reassigned, spread
 
-from plato_operator.core.members import gateway_record
+from plato_operator.core.members import gateway_record, msg_record
 from plato_operator.core.snapshot import GATEWAY, IPCONFIG, MSG, STATE, Report, Snapshot
 
 WAIT_MS: Final = 40_000
@@ -102,7 +102,7 @@ def _members(
     for worker_id, name in takers.items():
         pod = snap.pods[name]
         if pod.component == MSG and pod.ip:
-            msgs[name] = Msg(pod.uid, worker_id, f"{pod.ip}:{MSG_GRPC_PORT}")
+            msgs[name] = msg_record(pod, worker_id)
         elif pod.component == GATEWAY and pod.endpoint is not None and pod.endpoint.ip:
             known = gateways.get(name)
             same = known is not None and known.uid == pod.uid and known.worker_id == worker_id

@@ -17,6 +17,10 @@ from plato.topology.record import Topology
 from plato.topology.slots import Span
 
 GATEWAY, STATE, MSG, IPCONFIG = "gateway", "state", "msg", "ipconfig"
+API = "api"
+"""Role of the Service by which people reach msg."""
+ENDED = ("Failed", "Succeeded")
+"""Phases that a pod never leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,9 @@ class Pod:
 
     owner is the pool or shard (empty for msg and ipconfig), ordinal its number there. running: its main container runs
     now. gate: the condition plato.im/serving, None while unset. delete_at_ms: when a deleted pod is killed. version: its
-    annotation plato.im/version. trouble: why its main container does not run, as its status says: the reason and message it
-    waits with, and the last words of the one before (all have terminationMessagePolicy FallbackToLogsOnError).
+    annotation plato.im/version. trouble: why its main container does not run, by its status: the reason and message that it
+    waits with, and the last words of the one before (all have terminationMessagePolicy FallbackToLogsOnError). tls: its
+    admin port speaks TLS, as its own template says.
     """
 
     name: str
@@ -100,6 +105,7 @@ class Pod:
     endpoint: Endpoint | None = None
     version: str = ""
     trouble: str = ""
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,7 @@ class Child:
     """A child object as it is. input_hash: annotation on the object; template_hash: on its pod template.
 
     observed: its controller has seen the newest spec. ready and updated count pods (Deployments), succeeded and failed too
-    (Jobs).
+    (Jobs). orphan: nothing owns it, since its PlatoCluster was deleted with --cascade=orphan and made anew.
     """
 
     kind: str
@@ -123,6 +129,7 @@ class Child:
     resource_version: str = ""
     succeeded: int = 0
     failed: int = 0
+    orphan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +175,8 @@ class Memory:
 
     missing_since_ms: since when the record is missing or behind its readers. last_move_ms: when a move was opened. move_id,
     move_since_ms: the open move and since when it is known. rebuilt_epoch: of the record that was rebuilt. repairs:
-    (pool, pod, when) of broken pods that were replaced, shown by a condition for a while.
+    (pool, pod, when) of broken pods that were replaced, shown by a condition for a while. claimed_ms: when the record was
+    claimed last.
     """
 
     missing_since_ms: int = 0
@@ -177,6 +185,7 @@ class Memory:
     move_since_ms: int = 0
     rebuilt_epoch: int = 0
     repairs: tuple[tuple[str, str, int], ...] = ()
+    claimed_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +198,10 @@ class Snapshot:
     old}, to be told and never decided by. nodes: None without the right to read them. missing_secrets:
     "name" or "name/key" of what the spec names and is not there. odd_keys: keys of the Secret auth.keys whose names say
     no kid; no process takes them. refusals: {(kind, name) of a child: (reason, message)} of
-    the last try to apply it, while it fails; reason InvalidOverlay, QuotaExceeded, Forbidden, CRDTooOld or ApplyRefused.
-    node_cidrs: where nodes' addresses lie, for the NetworkPolicy; empty: not known.
+    the last try to apply it, while it fails; reason InvalidOverlay, QuotaExceeded, Forbidden, CRDTooOld,
+    NameTaken or ApplyRefused.
+    node_cidrs: where nodes' addresses lie, for the NetworkPolicy; empty: not known. shared: in words, what an earlier
+    PlatoCluster has that must be one's own; empty: nothing.
     """
 
     now_ms: int
@@ -211,6 +222,7 @@ class Snapshot:
     node_cidrs: tuple[str, ...] = ()
     last_connections: Mapping[str, int] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
+    shared: str = ""
 
 
 def shard_pod(shard: str) -> str:

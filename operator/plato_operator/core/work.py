@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from plato.api.names import shard_index, shard_name
+from plato.api.names import is_taken, shard_index, shard_name
 from plato.api.pool import DrainSpec
 from plato.topology.record import LOST, SERVING, Gateway, Topology, next_epoch
 
@@ -154,14 +154,15 @@ class PoolDesk:
 
 
 def pool_desks(work: Work) -> list[PoolDesk]:
-    """The pools that are not being deleted and have a StatefulSet, by name."""
+    """The pools that are not being deleted and have a StatefulSet, by name. One that is called like a shard has none: that
+    StatefulSet is the shard's."""
     pods: dict[str, dict[int, Pod]] = {}
     for pod in work.gateway_pods().values():
         pods.setdefault(pod.owner, {})[pod.ordinal] = pod
     found = []
     for name, pool in sorted(work.snap.pools.items()):
         sts = work.snap.children.get(("StatefulSet", name))
-        if sts is not None and not pool.deleting:
+        if sts is not None and not pool.deleting and not is_taken(work.snap.cluster.name, name):
             found.append(
                 PoolDesk(
                     pool, sts.uid, sts.resource_version, sts.replicas, sts.observed, sts.template_hash,

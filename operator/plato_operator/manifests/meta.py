@@ -98,5 +98,5 @@ class Ask:
         }  # fmt: skip
 
 
-COMPONENTS: Final = {"members": "cluster", "admin-tokens": "cluster", "default": "gateway"}
+COMPONENTS: Final = {"members": "cluster", "admin-tokens": "cluster", "default": "gateway", "api": "msg"}
 """{role of an order: label, where the two differ}."""

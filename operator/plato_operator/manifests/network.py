@@ -9,6 +9,7 @@ from plato.api.names import (
     IPCONFIG_PORT,
     LABEL_CLUSTER,
     LABEL_COMPONENT,
+    MSG_API_PORT,
     MSG_GRPC_PORT,
     MSG_HTTP_PORT,
     STATE_ADMIN_PORT,
@@ -16,13 +17,15 @@ from plato.api.names import (
 )
 from plato.runtime.tls import INTERNAL_NAME
 
-from plato_operator.core.snapshot import GATEWAY, IPCONFIG, MSG, STATE
+from plato_operator.core.snapshot import API, GATEWAY, IPCONFIG, MSG, STATE
 from plato_operator.manifests.meta import Ask
 
 
 def service(ask: Ask) -> dict[str, Any]:
     """Headless for state and pools, where each pod has a name of its own; an address for msg and ipconfig."""
     role = ask.order.role
+    if role == API:
+        return _api_service(ask)
     if role == GATEWAY:
         ports = ask.snap.pools[ask.order.owner].spec.ports
         found = [_port("tcp", ports.tcp), _port("ws", ports.ws), _port("admin", ports.admin)]
@@ -41,6 +44,15 @@ def service(ask: Ask) -> dict[str, Any]:
     else:
         spec["type"] = ask.spec.ipconfig.service_type if role == IPCONFIG else "ClusterIP"
     return {**ask.base(), "spec": spec}
+
+
+def _api_service(ask: Ask) -> dict[str, Any]:
+    """The people's way to msg: a port that has the HTTP API and nothing else."""
+    api, made = ask.spec.api, ask.base()
+    made["metadata"]["annotations"] = {**api.annotations, **made["metadata"]["annotations"]}
+    scheme = "https" if ask.spec.api_certificate is not None else "http"
+    port = {**_port("api", api.port), "appProtocol": scheme}  # how an Ingress or a balancer is to speak to it
+    return {**made, "spec": {"selector": ask.selector(), "ports": [port], "type": api.service_type}}
 
 
 def _port(name: str, port: int, target: str = "") -> dict[str, Any]:
@@ -65,14 +77,16 @@ def network_policy(ask: Ask) -> dict[str, Any]:
 
     Gateways are public and often on the host's network, which no policy sees; so what they send arrives from a node's
     address. Admin ports stay open: kubelets probe them, the operator asks them from another namespace, and the report
-    needs its token. Without the nodes' addresses gRPC is open too, and relies on tls.internal.
+    needs its token. Without the nodes' addresses gRPC is open too, and relies on tls.internal. The people's port, where
+    there is one, is open to the world.
     """
     own = [{"podSelector": {"matchLabels": {LABEL_CLUSTER: ask.cluster}}}]
     nodes = [{"ipBlock": {"cidr": cidr}} for cidr in ask.snap.node_cidrs]
     grpc: dict[str, Any] = {"ports": _numbers(STATE_PORT, MSG_GRPC_PORT)}
     if nodes:
         grpc["from"] = [*own, *nodes]
-    public = {"ports": _numbers(MSG_HTTP_PORT, IPCONFIG_PORT, IPCONFIG_INTERNAL_PORT, STATE_ADMIN_PORT)}
+    people = [MSG_API_PORT] if ask.spec.api.enabled else []
+    public = {"ports": _numbers(MSG_HTTP_PORT, IPCONFIG_PORT, IPCONFIG_INTERNAL_PORT, STATE_ADMIN_PORT, *people)}
     picked = [{"key": LABEL_COMPONENT, "operator": "In", "values": [STATE, MSG, IPCONFIG, "migrate"]}]
     return {
         **ask.base(),

@@ -28,10 +28,11 @@ from plato.api.names import (
 )
 from plato.api.objects import to_object
 from plato.api.pool import GatewayPoolSpec
-from plato.api.shared import Placement, Resources
+from plato.api.shared import Placement, Ref, Resources
 
 from plato_operator.core.members import MSG_GRACE_S
 from plato_operator.core.snapshot import GATEWAY, IPCONFIG, MSG, STATE
+from plato_operator.manifests import product
 from plato_operator.manifests.meta import Ask
 from plato_operator.manifests.overlay import overlaid
 
@@ -82,6 +83,7 @@ def gateway_pod(ask: Ask) -> dict[str, Any]:
             PLATO_GATEWAY__DRAIN_SETTLE_S=pool.drain.settle_seconds, PLATO_GATEWAY__DRAIN_ON_TERM="true",
         ),
     ]  # fmt: skip
+    env += product.pages(ask.spec)
     if pool.capacity.bytes_per_second:
         env += _text(PLATO_GATEWAY__MAX_BYTES_PER_S=pool.capacity.bytes_per_second)
     if ask.spec.tls.client is not None:
@@ -126,7 +128,11 @@ def msg_pod(ask: Ask) -> dict[str, Any]:
         *_identity(ask), *_backing(ask.spec, store=True), *_auth(ask.spec),
         *_text(PLATO_MSG__HOST=_ANYWHERE, PLATO_MSG__HTTP_HOST=_ANYWHERE),
     ]  # fmt: skip
-    ports = {"grpc": MSG_GRPC_PORT, "admin": MSG_HTTP_PORT}
+    extras = product.of_msg(ask.spec)
+    env += extras.env
+    if ask.spec.api_certificate is not None:
+        env += _text(PLATO_TLS__CLIENT_DIR=_TLS["client"])
+    ports = {"grpc": MSG_GRPC_PORT, "admin": MSG_HTTP_PORT, **extras.ports}
     container = _container(ask, ask.spec.version, env, ports, msg.resources, WAIT_FOR_STORE_S)
     spec = _pod(ask, container, msg.placement, MSG_GRACE_S)
     return _template(ask, ask.spec.version, spec, msg.pod_overlay)
@@ -137,6 +143,7 @@ def ipconfig_pod(ask: Ask) -> dict[str, Any]:
     ipconfig = ask.spec.ipconfig
     env = [
         *_identity(ask), *_auth(ask.spec), *_text(PLATO_IPCONFIG__HOST=_ANYWHERE, PLATO_IPCONFIG__INTERNAL_HOST=_ANYWHERE),
+        *product.pages(ask.spec),
     ]  # fmt: skip
     ports = {"http": IPCONFIG_PORT, "admin": IPCONFIG_INTERNAL_PORT}
     container = _container(ask, ask.spec.version, env, ports, ipconfig.resources, START_S)
@@ -252,8 +259,10 @@ def _container(
         mounts += _bus_mounts(ask.spec)
     if tls.internal is not None:
         mounts.append({"name": "tls-internal", "mountPath": _TLS["internal"], "readOnly": True})
-    if tls.client is not None and component == GATEWAY:
+    if _shown(ask) is not None:
         mounts.append({"name": "tls-client", "mountPath": _TLS["client"], "readOnly": True})
+    if component == MSG:
+        mounts += product.of_msg(ask.spec).mounts()
 
     def probe(path: str, period_s: int, failures: int) -> dict[str, Any]:
         get = {"path": path, "port": "admin", "scheme": "HTTPS" if tls.internal is not None else "HTTP"}
@@ -301,9 +310,19 @@ def _volumes(ask: Ask) -> list[dict[str, Any]]:
         found += _bus_volumes(spec)
     if spec.tls.internal is not None:
         found.append(_secret_volume("tls-internal", spec.tls.internal.name))
-    if spec.tls.client is not None and component == GATEWAY:
-        found.append(_secret_volume("tls-client", spec.tls.client.name))
+    shown = _shown(ask)
+    if shown is not None:
+        found.append(_secret_volume("tls-client", shown.name))
+    if component == MSG:
+        found += product.of_msg(spec).volumes()
     return found
+
+
+def _shown(ask: Ask) -> Ref | None:
+    """The Secret with the certificate that clients see at these pods."""
+    if ask.order.role == GATEWAY:
+        return ask.spec.tls.client
+    return ask.spec.api_certificate if ask.order.role == MSG else None
 
 
 def _bus_volumes(spec: PlatoClusterSpec) -> list[dict[str, Any]]:

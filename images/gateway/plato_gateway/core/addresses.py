@@ -10,6 +10,7 @@ Memory: a number per address that has connections, another one per address that 
 from __future__ import annotations
 
 from ipaddress import IPv6Address, ip_address
+from math import ceil, sqrt
 from typing import Final
 
 BURST_S: Final = 10
@@ -29,6 +30,13 @@ def key_of(host: str) -> str:
     if parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)
     return f"{parsed.packed[:8].hex()}/64"
+
+
+def part_of(most: int, workers: int) -> int:
+    """What each worker lets in of `most` connections of an address. The kernel spreads them by chance, so a bare share would
+    refuse some of an address that has fewer than `most`; three standard deviations more do not."""
+    share = most / workers
+    return min(most, ceil(share + 3 * sqrt(share)))
 
 
 class Addresses:

@@ -130,12 +130,12 @@ class Inbound:
             )
             at += header + length
             if opcode < 8:
-                message = body if self._message is None else bytes(self._message + body)
                 if not first & 0x80:
                     if self._message is None:
                         self._message = bytearray()
-                    self._message += body
+                    self._message += body  # joined at the end: a copy per fragment would be a peer's to multiply
                     continue
+                message = body if self._message is None else bytes(self._message + body)
                 self._message = None
                 if not message:
                     close = TOO_BIG

@@ -28,6 +28,7 @@ class Window:
 
     def add(self, value: int, at_ms: int) -> None:
         """A sample came."""
+        self._forget(at_ms)  # here too: nobody may ask for days
         self._samples.append((value, at_ms))
         self._values += value
         self._times += at_ms
@@ -35,13 +36,17 @@ class Window:
 
     def mean(self, now_ms: int) -> float | None:
         """The weighted mean; None when every sample is older than the span."""
+        self._forget(now_ms)
+        samples = self._samples
+        if not samples:
+            return None
+        rest_ms = self._span_ms - now_ms
+        return (rest_ms * self._values + self._products) / (rest_ms * len(samples) + self._times)
+
+    def _forget(self, now_ms: int) -> None:
         samples = self._samples
         while samples and now_ms - samples[0][1] >= self._span_ms:
             value, at_ms = samples.popleft()
             self._values -= value
             self._times -= at_ms
             self._products -= value * at_ms
-        if not samples:
-            return None
-        rest_ms = self._span_ms - now_ms
-        return (rest_ms * self._values + self._products) / (rest_ms * len(samples) + self._times)

@@ -359,7 +359,10 @@ def _content(
         yield from _log(kube, pod, since, failures)
     operator = Kubectl(operator_namespace or kube.namespace, kube.context, kube.kubeconfig)
     everywhere = not operator_namespace
-    for pod in _or_nothing(operator, "app.kubernetes.io/component=operator", failures, everywhere=everywhere):
+    ours = (
+        "app.kubernetes.io/name=plato,app.kubernetes.io/component=operator"  # not the logs of every operator there is
+    )
+    for pod in _or_nothing(operator, ours, failures, everywhere=everywhere):
         place = Kubectl(pod["metadata"]["namespace"], kube.context, kube.kubeconfig)
         yield from _log(place, pod, since, failures)
     try:

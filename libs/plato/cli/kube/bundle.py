@@ -15,12 +15,25 @@ from pathlib import Path
 from typing import Any, Final
 
 STRUCK: Final = "[struck out]"
-_URI_PASSWORD = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@\"']*):([^\s@\"']+)@", re.IGNORECASE)
-_QUERY_PASSWORD = re.compile(r"([?&](?:password|pass|token|secret)=)[^&\s\"']+", re.IGNORECASE)
-_BEARER = re.compile(r"(\bbearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
+_QUOTE_INSIDE: Final = r"""["'](?!\s*[,:}\]])"""
+"""A quote that ends no text of JSON: passwords may hold one."""
+_URI_PASSWORD = re.compile(rf"(\b[a-z][a-z0-9+.-]*://[^\s:/@\"']*):(?:[^\s\"']|{_QUOTE_INSIDE})+@", re.IGNORECASE)
+_NAMED_PASSWORD = re.compile(
+    r"""((?:(?:password|passwd|passphrase)["']?\s*[=:]|(?:secret|token|api[_-]?key|access[_-]?key|[?&]pass)"""
+    r"""(?:["']?\s*=|["']\s*:))\s*)("[^"]*"|'[^']*'|[^\s&,;"'}\]]+)""",
+    re.IGNORECASE,
+)
+"""Of a URI's query, of Kafka's properties, of a connection string, of a log line in JSON."""
+_BEARER = re.compile(
+    r"(\bbearer\s+|\bauthorization[\"']?\s*[=:]\s*[\"']?basic\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE
+)
 _JWT = re.compile(r"\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]*")
 _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
-_SECRET_NAME = re.compile(r"pass(word|wd)?$|secret|token|api_?key|private|credential", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"pass$|password|passwd|passphrase|secret|token|api_?key|access_?key|private|credential|_auth$", re.IGNORECASE
+)
+_SECRET_KEY = re.compile(r"password|passphrase", re.IGNORECASE)
+_SECRET_FLAG = re.compile(r"--?[\w-]*(password|passphrase|pass|secret|token|key)", re.IGNORECASE)
 _DROPPED = ("kubectl.kubernetes.io/last-applied-configuration",)
 
 
@@ -28,7 +41,7 @@ def struck(text: str) -> str:
     """The text without passwords of URIs, bearer tokens, JWTs and private keys."""
     text = _PEM.sub(STRUCK, text)
     text = _URI_PASSWORD.sub(rf"\1:{STRUCK}@", text)
-    text = _QUERY_PASSWORD.sub(rf"\1{STRUCK}", text)
+    text = _NAMED_PASSWORD.sub(rf"\1{STRUCK}", text)
     text = _BEARER.sub(rf"\1{STRUCK}", text)
     return _JWT.sub(STRUCK, text)
 
@@ -42,13 +55,17 @@ def cleaned(value: Any) -> Any:
         for key, inner in value.items():
             if key == "managedFields" or key in _DROPPED:
                 continue
-            found[key] = cleaned(inner)
+            found[key] = STRUCK if isinstance(inner, str) and _SECRET_KEY.search(str(key)) else cleaned(inner)
         name = value.get("name")
         if isinstance(name, str) and isinstance(value.get("value"), str) and _SECRET_NAME.search(name):
             found["value"] = STRUCK
         return found
     if isinstance(value, list):
-        return [cleaned(inner) for inner in value]
+        before = ["", *value]
+        return [
+            STRUCK if isinstance(inner, str) and _SECRET_FLAG.fullmatch(str(flag)) else cleaned(inner)
+            for flag, inner in zip(before, value, strict=False)
+        ]
     return struck(value) if isinstance(value, str) else value
 
 

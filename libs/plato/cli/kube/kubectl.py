@@ -45,7 +45,9 @@ class Kubectl:
         """Standard output of one call. Raises KubeError with kubectl's own words."""
         command = self._command(words)
         try:
-            done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
+            done = subprocess.run(
+                command, input=stdin, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout_s, check=False
+            )  # fmt: skip  # logs hold whatever bytes a process wrote
         except subprocess.TimeoutExpired as e:
             raise KubeError(f"kubectl {words[0]} did not answer within {timeout_s:.0f} s") from e
         if done.returncode:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 from plato.api import names
 from plato.local.cluster import LocalCluster
 from plato.local.folder import LocalError
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from tests.kafka.broker import Broker
 
 _READY_S = 60.0
+
+
+def pytest_configure() -> None:
+    """What a test has logged shows plain tracebacks: the pretty ones, with every local variable, cost seconds each."""
+    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
 
 
 def _free_port() -> int:

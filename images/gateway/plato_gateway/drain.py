@@ -96,6 +96,10 @@ class GatewayDrain:
         self._known = False
         """We read whether a drain runs; before, workers keep the mode that the link before this one said."""
         self._targets = False
+        self._recorded_id = 0
+        """Of the order that the newest record gives; 0: none."""
+        self._off_ms = 0
+        """How far our clock is before that of who gave it."""
         self._asked_ms: int | None = None
         """When SIGTERM came."""
         self._told: dict[int, tuple[int, int]] = {}
@@ -113,16 +117,22 @@ class GatewayDrain:
         """A newer record. own: this gateway's, or None where it names none of our uid: nobody takes back an order then."""
         self._targets = any(g.state == SERVING for name, g in topology.gateways.items() if name != self._name)
         if own is not None:
-            self._known = True
             self._core.recorded(self._order(own), _now_ms())
+            self._known = True
         self._step()
 
     def _order(self, own: Gateway) -> Order | None:
         given = own.drain
         if own.state == SERVING or given is None:
+            self._recorded_id = 0
             return None
         left_ms = given.deadline_ms - time.time_ns() // 1_000_000
-        return Order(given.id, given.pace_per_s, given.settle_s * 1000, _now_ms() + left_ms)
+        if self._recorded_id != given.id:
+            # An order that we see come has just begun, whatever our clock says; one that was there before us may be old.
+            off_ms = given.within_ms - left_ms if given.within_ms else 0
+            self._off_ms = off_ms if self._known else min(0, off_ms)
+            self._recorded_id = given.id
+        return Order(given.id, given.pace_per_s, given.settle_s * 1000, _now_ms() + left_ms + self._off_ms)
 
     def hello(self, lane: Lane, hello: lanes.Hello) -> None:
         """A worker's lane is new: it hears the mode before anything that lets it take connections in."""

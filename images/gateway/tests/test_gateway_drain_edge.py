@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from plato.runtime.settings import Settings
 from plato.topology.record import Drain as Order
 from plato.topology.record import Gateway, Topology, even_ranges
@@ -86,9 +87,33 @@ class Rig:
             time.sleep(0.005)
 
 
-def ordered(*, settle_s: int = 0, deadline_s: float = 60, drain_id: int = 41) -> Gateway:
+def ordered(*, settle_s: int = 0, deadline_s: float = 60, drain_id: int = 41, within_s: int = 0) -> Gateway:
     deadline_ms = int(time.time() * 1000 + deadline_s * 1000)
-    return replace(OWN, state="draining", drain=Order(drain_id, "Manual", 1_000, settle_s, deadline_ms))
+    order = Order(drain_id, "Manual", 1_000, settle_s, deadline_ms, within_s * 1000)
+    return replace(OWN, state="draining", drain=order)
+
+
+@pytest.mark.parametrize("behind_s", [300, -300])
+def test_a_drain_that_comes_lasts_as_long_as_it_says_whatever_the_clocks_are(
+    make_settings: MakeSettings, behind_s: int
+) -> None:
+    """An operator five minutes behind would have every client cut at once, one ahead nobody in time."""
+    rig = Rig(make_settings())
+    lane = rig.worker()
+    rig.record(OWN)
+    order = ordered(deadline_s=60 - behind_s, within_s=60)
+    rig.record(order)
+    assert lane.modes[-1] == Mode.REFUSE
+    assert 50 < rig.drain.left_s <= 60
+    rig.record(order)
+    assert lane.modes[-1] == Mode.REFUSE, "the same order again is no new one, and does not end it"
+    again = Rig(make_settings())
+    late = again.worker()
+    again.record(order)
+    if behind_s > 0:
+        assert late.modes[-1] == Mode.CUT, "an order that was there before this process is as old as its time says"
+    else:
+        assert 50 < again.drain.left_s <= 60
 
 
 def test_a_drain_refuses_newcomers_at_once_names_who_is_here_and_is_drained_when_nobody_is(

@@ -109,7 +109,8 @@ class Registry:
         gateway = self._known_gateway(name)
         epoch = next_epoch(self._topology.epoch, int(time.time()))
         drain_id = gateway.drain.id if gateway.drain is not None else epoch
-        order = Drain(drain_id, "Manual", pace_per_s, settle_s, int(time.time() * 1000) + deadline_s * 1000)
+        within_ms = deadline_s * 1000
+        order = Drain(drain_id, "Manual", pace_per_s, settle_s, int(time.time() * 1000) + within_ms, within_ms)
         self._put(name, replace(gateway, state=DRAINING, drain=order), epoch)
 
     def serve(self, name: str) -> None:

@@ -62,7 +62,8 @@ class Drain:
     """An order to a gateway to move its clients away.
 
     id is the epoch of the write that gave it, so it never repeats; deadline_ms is Unix ms, when the gateway closes what
-    is left. reason: NodeCordoned, ScaleDown, Rollout, Manual or Evicted.
+    is left. within_ms: how long that is from the order on, by which a gateway goes whose clock is another one; 0: not
+    said. reason: NodeCordoned, ScaleDown, Rollout, Manual or Evicted.
     """
 
     id: int
@@ -70,6 +71,7 @@ class Drain:
     pace_per_s: int
     settle_s: int
     deadline_ms: int
+    within_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +329,7 @@ def _drain(raw: Any) -> Drain:
         pace_per_s=_number(raw["pace_per_s"]),
         settle_s=_number(raw["settle_s"]),
         deadline_ms=_number(raw["deadline_ms"]),
+        within_ms=_number(raw.get("within_ms", 0)),
     )
 
 

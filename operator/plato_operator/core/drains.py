@@ -84,8 +84,9 @@ def start(work: Work, desks: list[PoolDesk]) -> None:
             work.held[pool] = f"{pod.name} is the only gateway that serves; its drain ({reason}) waits for another one"
             continue
         spec = desk.pool.spec.drain
-        deadline_ms = work.snap.now_ms + spec.deadline_seconds * 1000
-        drain = Drain(work.epoch, reason, spec.pace_per_second, spec.settle_seconds, deadline_ms)
+        within_ms = spec.deadline_seconds * 1000
+        deadline_ms = work.snap.now_ms + within_ms
+        drain = Drain(work.epoch, reason, spec.pace_per_second, spec.settle_seconds, deadline_ms, within_ms)
         gateways = {**work.topology.gateways, pod.name: replace(record, state=DRAINING, drain=drain)}
         work.change(gateways=gateways)
         work.tell(

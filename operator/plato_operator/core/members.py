@@ -79,7 +79,8 @@ def eviction(work: Work, pod: Pod) -> Drain:
     deadline_ms = work.snap.now_ms + spec.deadline_seconds * 1000
     if pod.delete_at_ms:
         deadline_ms = min(deadline_ms, max(work.snap.now_ms, pod.delete_at_ms - EVICTION_MARGIN_MS))
-    return Drain(work.epoch, "Evicted", spec.pace_per_second, spec.settle_seconds, deadline_ms)
+    within_ms = deadline_ms - work.snap.now_ms
+    return Drain(work.epoch, "Evicted", spec.pace_per_second, spec.settle_seconds, deadline_ms, within_ms)
 
 
 def admit(work: Work) -> None:

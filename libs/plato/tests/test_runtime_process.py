@@ -50,6 +50,8 @@ async def main(settings):
         return await until_stopped([asyncio.create_task(work()), asyncio.create_task(refuse())])
     if what == "settle":
         async def every():
+            await asyncio.sleep(0)  # as above
+            await asyncio.sleep(0)
             while True:
                 print("up", flush=True)
                 await asyncio.sleep(0.01)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 from plato.api import names
 from plato.local.cluster import LocalCluster
 from plato.local.folder import LocalError
@@ -27,9 +28,12 @@ _READY_S = 60.0
 
 
 def pytest_configure() -> None:
-    """What a test has logged shows plain tracebacks: the pretty ones, with every local variable, cost seconds each."""
+    """Logged tracebacks are plain: the pretty ones, with every local variable, cost seconds each. Hypothesis has no clock."""
     plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
+    # How long drawing an example takes says how busy the machine is, and nothing of the product.
+    settings.register_profile("plato", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("plato")
 
 
 def _free_port() -> int:

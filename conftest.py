@@ -28,7 +28,7 @@ _READY_S = 60.0
 
 
 def pytest_configure() -> None:
-    """Logged tracebacks are plain: the pretty ones, with every local variable, cost seconds each. Hypothesis has no clock."""
+    """Logged tracebacks are plain: pretty ones, with every local variable, cost seconds each. Hypothesis has no clock."""
     plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
     # How long drawing an example takes says how busy the machine is, and nothing of the product.

@@ -156,7 +156,8 @@ async def main(settings: Settings) -> int:
                 *group_http.routes(settings, groups),
                 *([] if own_port is not None else [Mount("", api)]),
             ],
-            info=lambda: info,
+            # No reason to be unready: without the bus nothing new is stored, but people read what is.
+            info=lambda: {**info, **buses.away(bus)},
         ),
         settings.msg.http_host,
         settings.msg.http_port,

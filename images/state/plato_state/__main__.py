@@ -59,7 +59,7 @@ async def main(settings: Settings) -> int:
         admin.app(
             lambda: waiting_for[0] if waiting_for else state.not_ready(),
             [report.route(settings, state.report)],
-            info=lambda: info,
+            info=lambda: {**info, **buses.away(bus)},
         ),
         settings.state.admin_host,
         settings.state.admin_port,

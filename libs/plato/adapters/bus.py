@@ -53,6 +53,13 @@ def reader(settings: Settings, database: Database) -> PgBusReader | KafkaBusRead
     return PgBusReader(database)
 
 
+def away(side: object) -> dict[str, str]:
+    """For /readyz: {"bus": why the last try of this producer or reader got no answer}; {} when it got one, and for a bus in
+    the database, of which others tell."""
+    why = str(getattr(side, "away", ""))
+    return {"bus": why} if why else {}
+
+
 async def prepare(settings: Settings) -> str:
     """Makes Kafka's topic where it is missing; says in words what stands, "" for a bus in the database.
 

@@ -22,6 +22,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import MessageSizeTooLargeError, ProducerClosed, UnknownTopicOrPartitionError
 
 from plato.adapters.bus_kafka_config import KafkaConfig, translated
+from plato.core.errors import Unavailable
 
 APPEND_TIMEOUT_S: Final = 8.0
 """Longer than a broker's fail-over usually takes; shorter than people wait for an answer."""
@@ -40,6 +41,8 @@ class KafkaBusProducer:
         self._partitions = partitions
         self.timeout_s = timeout_s
         """After this an append counts as unknown. What is changed holds for the next one."""
+        self.away = ""
+        """Why the last append that ended is not known to be taken; "" when it is. For display."""
         self._batch_bytes = BATCH_BYTES
         self._turns = [asyncio.Lock() for _ in range(partitions)]
         self._opening = asyncio.Lock()
@@ -61,6 +64,14 @@ class KafkaBusProducer:
         portions = {partition: records for partition, records in sorted(batches.items()) if records}
         if not portions:
             return
+        try:
+            await self._append(portions)
+        except Unavailable as e:
+            self.away = str(e)
+            raise
+        self.away = ""
+
+    async def _append(self, portions: Mapping[int, Sequence[bytes]]) -> None:
         async with contextlib.AsyncExitStack() as turns:
             with translated(f"append to {self._config.topic}, {self._config.where()}"):
                 # While no broker answers, each one before this takes its whole time: nobody waits for all of theirs.

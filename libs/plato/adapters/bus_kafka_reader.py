@@ -122,6 +122,8 @@ class KafkaBusReader:
         self._opening = asyncio.Lock()
         self._stale = False
         """What is there does not arrive: the follower is made anew, from the bootstrap servers on."""
+        self.away = ""
+        """Why the last `read_many` that had to ask got no answer; "" when it got one, or nothing is read. For display."""
         self._log = logs.get("bus")
 
     # ── the port ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -161,6 +163,15 @@ class KafkaBusReader:
         """See the port."""
         if not after:
             return []
+        try:
+            found = await self._read_many(after, limit, limit_bytes)
+        except Unavailable as e:
+            self.away = str(e)
+            raise
+        self.away = ""
+        return found
+
+    async def _read_many(self, after: Mapping[int, int], limit: int, limit_bytes: int) -> list[BusRecord]:
         await self._follow(after)
         lacking = [p for p in after if not self._tails[p].records]
         if lacking:
@@ -181,6 +192,7 @@ class KafkaBusReader:
         """See the port."""
         wanted = set(partitions)
         if not wanted:
+            self.away = ""
             await asyncio.sleep(timeout_s)
             return set()
         loop = asyncio.get_running_loop()

@@ -158,14 +158,15 @@ def status(
     settings: SettingsFile = None,
     json_: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> int:
-    """Show every process. Exit code 0: all serve; 1: something does not."""
+    """Show every process. Exit code 0: all serve; 1: something does not, or the bus does not answer it."""
     import json
 
     from plato.cli.show import status_lines
 
     found = _cluster(data_dir, settings).status()
     print(json.dumps(found, indent=1) if json_ else "\n".join(status_lines(found)))
-    return 0 if all(entry["ready"] for entry in found["processes"]) and found["phase"] == "up" else 1
+    well = all(entry["ready"] and not entry.get("bus") for entry in found["processes"])
+    return 0 if well and found["phase"] == "up" else 1
 
 
 @app.command()

@@ -6,12 +6,15 @@ import re
 import time
 from typing import Any
 
+from plato.local.bus_watch import words
+
 
 def status_lines(status: dict[str, Any]) -> list[str]:
     """The status as a table for people, then what it promises."""
     rows = [("process", "kind", "pid", "serves", "restarts", "since")]
     for entry in status["processes"]:
-        serves = "yes" if entry["ready"] else f"no: {entry['reason']}"
+        without = ", without the bus" if entry.get("bus") else ""
+        serves = f"yes{without}" if entry["ready"] else f"no: {entry['reason']}"
         pid = "–" if entry["pid"] is None else str(entry["pid"])
         rows.append((entry["name"], entry["kind"], pid, serves, str(entry["restarts"]), ago(entry["since"])))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -21,11 +24,13 @@ def status_lines(status: dict[str, Any]) -> list[str]:
     ws = ", ".join(str(port) for key, port in ports.items() if key.endswith(".ws"))
     polls = ", ".join(str(port) for key, port in ports.items() if key.endswith(".poll"))
     polled = f"; long polling {polls}" if polls else ""
+    bus = words({entry["name"]: entry.get("bus", "") for entry in status["processes"]})
     return [
         f"Plato {status['version']} is {status['phase']}; supervisor {status['supervisor_pid']}",
         f"data: {status['data_dir']}",
         f"clients: TCP {tcp}; WebSocket {ws}{polled}; list of gateways: port {ports.get('ipconfig', '–')}",
         f"durability: {status['durability']}",
+        *([bus] if bus else []),
         "",
         *table,
     ]

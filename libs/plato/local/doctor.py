@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from plato.local.bus_watch import words
 from plato.local.child import OURSELVES
 from plato.local.folder import DataFolder, LocalError, data_dir, user_name
 from plato.local.ports import in_the_way, plan
@@ -195,6 +196,9 @@ def _cluster(folder: DataFolder) -> Iterator[Finding]:
         yield _bad(f"the cluster is {status['phase']}")
     missing = [entry for entry in status["processes"] if not entry["ready"]]
     yield from (_bad(f"{entry['name']} does not serve: {entry['reason']}") for entry in missing)
+    bus = words({entry["name"]: entry.get("bus", "") for entry in status["processes"]})
+    if bus:
+        yield _bad(bus)
     if not missing:
         yield _ok(f"the cluster runs: {len(status['processes'])} processes, all serve")
     restarts = {entry["name"]: entry["restarts"] for entry in status["processes"] if entry["restarts"]}

@@ -54,6 +54,8 @@ class Keeper(ABC):
         self.ready = False
         self.why = "it was not started yet"
         """Why it is not ready; "" when it is."""
+        self.bus = ""
+        """Why the bus does not answer it, by its own words; "" when it does, or it did not say."""
         self.child: Child | None = None
         self._say = say
         self._changed = changed
@@ -140,9 +142,9 @@ class Keeper(ABC):
         """Whether a process that was started before the keeper still waits to be kept."""
         return self.restarts == 0 and self.pid is not None
 
-    def _turn(self, ready: bool, why: str) -> None:
-        if (ready, why) != (self.ready, self.why):
-            self.ready, self.why = ready, why
+    def _turn(self, ready: bool, why: str, bus: str = "") -> None:
+        if (ready, why, bus) != (self.ready, self.why, self.bus):
+            self.ready, self.why, self.bus = ready, why, bus
             self._changed()
 
     def _stop_signal(self) -> signal.Signals:
@@ -268,10 +270,10 @@ class ServiceKeeper(Keeper):
         while True:
             child = self.child
             if child is not None and child.returncode is None and self._wanted.is_set():
-                why = await probe.not_ready(admin.host, admin.port)
+                why, bus = await probe.ask(admin.host, admin.port)
                 if self.child is child and child.returncode is None and self._wanted.is_set():
                     self._served = self._served or not why
-                    self._turn(not why, why)
+                    self._turn(not why, why, bus)
             await asyncio.sleep(1.0 if self.ready else 0.1)
 
     def _reason(self, child: Child) -> str:

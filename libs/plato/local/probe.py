@@ -33,12 +33,17 @@ async def get(host: str, port: int, path: str, timeout_s: float = 2.0) -> tuple[
 
 async def not_ready(host: str, port: int) -> str:
     """Why the process behind this admin port does not serve; "" when it does."""
+    return (await ask(host, port))[0]
+
+
+async def ask(host: str, port: int) -> tuple[str, str]:
+    """(why the process behind this admin port does not serve, why it does without the bus); "" for what is well."""
     status, body = await get(host, port, "/readyz")
-    if status == 200:
-        return ""
     if status == 0:
-        return "it does not answer"
+        return "it does not answer", ""
     try:
-        return str(json.loads(body)["reason"]) or f"/readyz answers {status}"
-    except (ValueError, KeyError, TypeError):
-        return f"/readyz answers {status}"
+        said = json.loads(body)
+        reason, bus = str(said["reason"]), str(said.get("bus", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        reason, bus = "", ""
+    return "" if status == 200 else reason or f"/readyz answers {status}", bus

@@ -21,6 +21,7 @@ from typing import Any, Final
 from plato import __version__
 from plato.core.errors import Unavailable
 from plato.local import database, logs, specs, tokens, web
+from plato.local.bus_watch import BusWatch
 from plato.local.control import ControlServer
 from plato.local.deaths import Deaths
 from plato.local.folder import DataFolder, LocalError, data_dir
@@ -80,6 +81,7 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._deaths = Deaths()
         self._status_fails = False
+        self._bus = BusWatch()
 
     async def run(self) -> int:
         """Runs until a signal or `plato down`. Returns the exit code. Raises LocalError or ServerError at a start that
@@ -295,6 +297,10 @@ class Supervisor:
             self._changed.clear()
             for pod in self._pods:
                 pod.look()
+            if not self._stop.is_set() and (
+                line := self._bus.look({k.name: k.bus for k in self._keepers.values()}, time.monotonic())
+            ):
+                self._say(line)
             self._write_status()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_STATUS_EVERY_S / 5 if self._pods else _STATUS_EVERY_S):
@@ -314,6 +320,7 @@ class Supervisor:
                     "restarts": keeper.restarts,
                     "since": round(keeper.since, 3),
                     "reason": keeper.why,
+                    "bus": keeper.bus,
                 }
             )
             for pod in self._pods:

@@ -6,6 +6,7 @@ What is slow to import is imported by the command that needs it. Errors are one 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shlex
 import shutil
@@ -539,6 +540,9 @@ def _told(error: Exception) -> int:
             return 2
         said = str(error.format_message()).rstrip(". ")
         text, code = f"{said} See `{called} --help`" if said.endswith("?") else f"{said}; see `{called} --help`", 2
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        at = f" to hold {error.filename}" if error.filename else ""
+        text = f"the disk is full: there is no room{at}; make room and try again"
     elif not isinstance(error, (LocalError, ServerError, PlatoError)):
         if os.environ.get("PLATO_DEBUG"):
             raise error

@@ -23,13 +23,18 @@ from plato.runtime.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class PortUse:
-    """One listening port: its key in status.json, the setting it comes from, its address."""
+    """One listening port: its key in status.json, the setting it comes from, its address; offset: how much of the port is
+    local.port_offset."""
 
     key: str
     setting: str
     host: str
     port: int
+    offset: int = 0
 
+
+_OFFSET_STEP: Final = 1_000
+_MOST_PORT: Final = 65_535
 
 WEB_HOSTS: Final = ("127.0.0.1", "localhost")
 """Names of the chat page's host."""
@@ -80,7 +85,7 @@ def plan(settings: Settings) -> dict[str, PortUse]:
         ]
         if msg.api_port:
             uses.append(PortUse(f"{name}.api", "msg.api_port", msg.api_host, msg.api_port + step))
-    moved = [PortUse(u.key, u.setting, u.host, u.port + local.port_offset) for u in uses]
+    moved = [PortUse(u.key, u.setting, u.host, u.port + local.port_offset, local.port_offset) for u in uses]
     taken: dict[int, PortUse] = {}
     for use in moved:
         if use.port > 65535:
@@ -150,10 +155,16 @@ def blocked(use: PortUse) -> str:
             if e.errno == errno.EADDRINUSE:
                 return (
                     f"port {use.port} ({use.setting}, for {use.key}) is in use{_by_whom(use.port)}; stop that, or move "
-                    f"every port with `plato up --port-offset 1000` (local.port_offset)"
+                    f"every port with `plato up --port-offset {_other_offset(use)}` (local.port_offset)"
                 )
             return f"{use.setting}: cannot listen on {use.host}:{use.port} for {use.key}: {e.strerror}; set another one"
     return ""
+
+
+def _other_offset(use: PortUse) -> int:
+    """A local.port_offset that is not the one in use."""
+    further = use.offset + _OFFSET_STEP
+    return further if use.port + 2 * _OFFSET_STEP < _MOST_PORT else use.offset // 2 or further
 
 
 def in_the_way(uses: Iterable[PortUse]) -> list[str]:
@@ -176,7 +187,7 @@ def in_the_way(uses: Iterable[PortUse]) -> list[str]:
         shown = ", ".join(map(str, sorted(ports)[:4])) + (f", … ({len(ports)} in all)" if ports[4:] else "")
         lines.append(
             f"{'ports' if ports[1:] else 'port'} {shown} {'are' if ports[1:] else 'is'} in use {holder_and_way_out}, "
-            "or move every port with `plato up --port-offset 1000` (local.port_offset)"
+            f"or move every port with `plato up --port-offset {_other_offset(next(iter(faults)))}` (local.port_offset)"
         )
     return lines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -342,6 +343,15 @@ def test_an_unexpected_error_is_one_line_too(run: Run, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(app, "_settings", broken)
     one_line(run("status"), 1, "RuntimeError: a fault of ours; PLATO_DEBUG=1 shows where")
+
+
+def test_a_full_disk_is_told_as_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/data/run/edge-0.yaml.new")
+
+    monkeypatch.setattr(app, "_settings", full)
+    line = "the disk is full: there is no room to hold /data/run/edge-0.yaml.new; make room and try again"
+    one_line(run("status"), 1, line)
 
 
 def test_the_commands_start_fast() -> None:

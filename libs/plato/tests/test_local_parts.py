@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -70,6 +71,17 @@ def test_a_port_in_use_is_named_with_its_setting_its_holder_and_the_way_out() ->
     assert f"port {port} (gateway.tcp_port, for edge-0.tcp) is in use by " in told
     assert f"(process {os.getpid()})" in told
     assert "local.port_offset" in told
+
+
+@pytest.mark.parametrize(("offset", "advised"), [(0, 1_000), (1_000, 2_000), (7_345, 8_345)])
+def test_who_moved_every_port_already_is_told_of_another_offset(offset: int, advised: int) -> None:
+    use = plan(settings(local__port_offset=offset))["web"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        use = dataclasses.replace(use, port=taken.getsockname()[1])
+        for told in (blocked(use), *in_the_way([use, dataclasses.replace(use, key="again")])):
+            assert f"`plato up --port-offset {advised}`" in told
 
 
 def test_a_shared_listener_counts_as_taken() -> None:

@@ -9,6 +9,7 @@ import plato.runtime.early  # isort: skip  # noqa: F401  # first, and for what i
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -28,36 +29,52 @@ def main() -> int:
     parser.add_argument("--role", choices=("pod", "worker", "link", "poller"), default="pod", help=argparse.SUPPRESS)
     parser.add_argument("--index", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--pod-pid", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--words-fd", type=int, default=-1, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.pod_pid:
         die_with_parent()
         if os.getppid() != arguments.pod_pid:
             return 1  # the pod died before the kernel was asked to tell
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    code, words = 0, ""
     try:
-        settings = load(arguments.settings)
-        logs.configure(settings.process.name or "plato-gateway", settings.log.level)
-        if arguments.role == "worker":
-            from . import worker
-
-            return worker.run(settings, arguments.index)
-        if arguments.role == "poller":
-            from . import longpoll
-
-            return asyncio.run(longpoll.run(settings))
-        if arguments.role == "link":
-            return asyncio.run(_run_link(settings, arguments.pod_pid))
-        preflight.check(settings.gateway)
-        given = ["--settings", str(arguments.settings)] if arguments.settings else []
-        return pod.Pod(settings, given).run()
+        code = _role(arguments)
+        words = "a part of it ended; its log says why" if code else ""
     except SettingsError as e:
+        code, words = 2, str(e)
         print(f"plato-gateway: {e}", file=sys.stderr)
-        return 2
     except preflight.StartError as e:
+        code, words = preflight.CANNOT_START, str(e)
         print(f"plato-gateway: {e}", file=sys.stderr)
-        return preflight.CANNOT_START
     except KeyboardInterrupt:
-        return 130
+        code = 130
+    except Exception as e:
+        words = f"{type(e).__name__}: {e}"
+        raise
+    finally:
+        if words and arguments.words_fd >= 0:
+            with contextlib.suppress(OSError):  # the pod is gone
+                os.write(arguments.words_fd, words.encode()[: pod.WORDS_BYTES])
+    return code
+
+
+def _role(arguments: argparse.Namespace) -> int:
+    """Runs it. Raises SettingsError and StartError."""
+    settings = load(arguments.settings)
+    logs.configure(settings.process.name or "plato-gateway", settings.log.level)
+    if arguments.role == "worker":
+        from . import worker
+
+        return worker.run(settings, arguments.index)
+    if arguments.role == "poller":
+        from . import longpoll
+
+        return asyncio.run(longpoll.run(settings))
+    if arguments.role == "link":
+        return asyncio.run(_run_link(settings, arguments.pod_pid))
+    preflight.check(settings.gateway)
+    given = ["--settings", str(arguments.settings)] if arguments.settings else []
+    return pod.Pod(settings, given).run()
 
 
 async def _run_link(settings: Settings, pod_pid: int) -> int:

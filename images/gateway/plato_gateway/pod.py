@@ -3,8 +3,8 @@ with itself.
 
 It does nothing else, so that it has no reason to die. A child that ran for SETTLED_S is started again at once, one that
 keeps dying after a delay that doubles up to MAX_DELAY_S. A child that says at its first start that it cannot (exit code
-2 or 3: settings, ports) ends the pod with that code. `pids.json` in gateway.run_dir names the processes; it is replaced
-whole at each change.
+2 or 3: settings, ports), however long that took it, ends the pod with that code. Why it ended a child says in one line
+through a pipe of its own. `pids.json` in gateway.run_dir names the processes; it is replaced whole at each change.
 
 SIGTERM or SIGINT ends the pod; with gateway.drain_on_term the link first moves the clients away, and says by SIGUSR1 when
 that is over (term.py). A second one, or a link that says nothing long after the deadline, ends it at once.
@@ -38,6 +38,9 @@ LINK_STOP_S: Final = 1.5
 LATE_S: Final = 5.0
 """So long after the deadline of its drain the pod waits for the link's word."""
 
+WORDS_BYTES: Final = 2_048
+"""Of what a child says at its end; a pipe takes as much at once."""
+
 _FINAL_CODES = (2, CANNOT_START)
 
 
@@ -53,8 +56,12 @@ class _Child:
     delay_s: float = MIN_DELAY_S
     ended_code: int | None = None
     """Exit code of its last end, as subprocess counts it."""
+    words_fd: int = -1
+    """Where the running one says why it ends; -1: none runs."""
+    words: str = ""
+    """Why the last one ended, by its own words; "": it said nothing."""
     settled: bool = False
-    """It ran for SETTLED_S once: from then on nothing that it says ends the pod, whose sockets live."""
+    """One of it got through its start: from then on nothing that it says ends the pod, whose sockets live."""
 
 
 class Pod:
@@ -131,8 +138,7 @@ class Pod:
         started = False
         for child in self._children():
             if child.process is None and time.monotonic() >= child.start_at_s:
-                # A group of its own: Ctrl-C in a terminal asks the pod, which asks its children in order.
-                child.process = subprocess.Popen(child.command, process_group=0)
+                child.process = _spawn(child)
                 child.started_s = time.monotonic()
                 started = True
         if started:
@@ -146,11 +152,14 @@ class Pod:
                 continue
             code, child.process, ended = child.process.returncode, None, True
             child.ended_code = code
+            child.words, child.words_fd = _last_words(child.words_fd), -1
             now_s = time.monotonic()
+            # These codes are of a start alone, and a start may be slow: how long it ran says nothing then.
+            if code in _FINAL_CODES and not child.settled:
+                self._log.error("cannot start", role=child.role, code=code, error=child.words)
+                return code
             if now_s - child.started_s >= SETTLED_S:
                 child.settled = True
-            if code in _FINAL_CODES and not child.settled:
-                return code
             if now_s - child.started_s >= SETTLED_S:
                 child.delay_s = MIN_DELAY_S
                 child.start_at_s = now_s
@@ -158,7 +167,7 @@ class Pod:
                 # The first death of a young process is answered at once too: something may have killed it.
                 child.start_at_s = now_s if child.delay_s == MIN_DELAY_S else now_s + child.delay_s
                 child.delay_s = min(2 * child.delay_s, MAX_DELAY_S)
-            self._log.warning("a process of the gateway ended", role=child.role, code=code)
+            self._log.warning("a process of the gateway ended", role=child.role, code=code, reason=child.words)
         if ended:
             self._write_pids()
         self._bury_orphans()
@@ -203,6 +212,7 @@ class Pod:
                 {c.role: c.process.pid if c.process is not None else 0 for c in self._others},
                 [c.process.pid if c.process is not None else 0 for c in self._workers],
                 {c.role.replace(" ", "-"): c.ended_code for c in self._children() if c.ended_code is not None},
+                {c.role.replace(" ", "-"): c.words for c in self._children() if c.words},
             )
             self._pids_stale = False
         except OSError as e:  # the file is for display: a full disk must not cost the sockets
@@ -211,9 +221,33 @@ class Pod:
             self._pids_stale = True
 
 
-def write_pids(run_dir: Path, pod: int, others: dict[str, int], workers: list[int], ended: dict[str, int]) -> None:
-    """Replaces <run_dir>/pids.json: {"pod": pid, "link": pid, "poller": pid, "workers": [pid, …], "ended": {"link": -9}};
-    pid 0: not running at the moment; ended: exit code of the last end, of those that ended. others: link and poller."""
+def _spawn(child: _Child) -> subprocess.Popen[bytes]:
+    """A process group of its own: Ctrl-C in a terminal asks the pod, which asks its children in order."""
+    child.words_fd, its_fd = os.pipe()
+    os.set_blocking(child.words_fd, False)
+    try:
+        return subprocess.Popen([*child.command, "--words-fd", str(its_fd)], process_group=0, pass_fds=(its_fd,))
+    finally:
+        os.close(its_fd)
+
+
+def _last_words(fd: int) -> str:
+    """What an ended child said; the pipe is closed."""
+    try:
+        return os.read(fd, WORDS_BYTES).decode(errors="replace").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+def write_pids(
+    run_dir: Path, pod: int, others: dict[str, int], workers: list[int], ended: dict[str, int], words: dict[str, str]
+) -> None:
+    """Replaces <run_dir>/pids.json: {"pod": pid, "link": pid, "poller": pid, "workers": [pid, …], "ended": {"link": -9},
+    "words": {"worker-1": "why"}}; pid 0: not running at the moment; ended and words: exit code of the last end, of those
+    that ended, and why, of those that said it. others: link and poller."""
     fresh = run_dir / "pids.json.new"
-    fresh.write_text(json.dumps({"pod": pod, **others, "workers": workers, "ended": ended}) + "\n", encoding="utf-8")
+    said = {"pod": pod, **others, "workers": workers, "ended": ended, "words": words}
+    fresh.write_text(json.dumps(said) + "\n", encoding="utf-8")
     fresh.replace(run_dir / "pids.json")

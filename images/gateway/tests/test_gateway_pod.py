@@ -22,11 +22,13 @@ import pytest
 import websockets
 from plato.adapters.topology_file import write
 from plato.core.frames import pack, split
+from plato.local.logs import reason
 from plato.runtime.settings import Settings, dump
 from plato.topology.record import Gateway, Shard, Topology, even_ranges
 from plato.wire.v1 import canned, state_pb2, state_pb2_grpc
 from plato_gateway import preflight
 from plato_gateway.core import lanes
+from plato_gateway.pod import Pod
 
 DEADLINE_S = 20.0
 WORKERS = 2
@@ -233,6 +235,63 @@ async def test_a_pods_list_of_processes_that_cannot_be_written_costs_no_socket(p
     assert pod.pids["workers"] == workers
     assert pod.pids["ended"] == {"link": -signal.SIGKILL}
     writer.close()
+
+
+def test_a_child_that_cannot_start_ends_the_pod_however_slow_it_was_and_says_why(
+    make_settings: Callable[..., Settings],
+) -> None:
+    """On a busy machine a start takes longer than SETTLED_S; the refused setting went round in circles there, untold."""
+    settings = make_settings(workers=1)
+    settings.gateway.run_dir.mkdir()
+    said = settings.gateway.run_dir / "pids.json"
+    own = Pod(settings, [])
+    own._others = []
+    (child,) = own._workers
+
+    def ends(code: int, words: str) -> int:
+        """One child of it, which ran for a minute and ended so; what the pod makes of it."""
+        child.command = [
+            sys.executable,
+            "-ISc",
+            f"import os, sys; os.write(int(sys.argv[-1]), {words.encode()!r}); os._exit({code})",
+        ]
+        child.start_at_s = 0.0
+        own._start_due()
+        child.started_s -= 60
+        assert child.process is not None
+        os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)
+        return own._reap()
+
+    fds = len(list(Path("/proc/self/fd").iterdir()))
+    assert ends(preflight.CANNOT_START, "tls.client_dir: no") == preflight.CANNOT_START
+    assert ends(1, "OSError: what") == 0
+    assert ends(preflight.CANNOT_START, "tls.client_dir: gone") == 0, "the others' sockets live"
+    assert json.loads(said.read_text())["words"] == {"worker-0": "tls.client_dir: gone"}
+    assert json.loads(said.read_text())["ended"] == {"worker-0": preflight.CANNOT_START}
+    assert len(list(Path("/proc/self/fd").iterdir())) == fds
+
+
+async def test_a_gateway_without_its_certificate_ends_with_the_reason_as_its_last_error(
+    make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    settings = make_settings(workers=WORKERS)
+    settings = settings.model_copy(update={"tls": settings.tls.model_copy(update={"client_dir": tmp_path / "missing"})})
+    file = tmp_path / "plato.yaml"
+    file.write_text(dump(settings))
+    own = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "plato_gateway", "--settings", str(file), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(60):
+            output, _ = await own.communicate()
+    finally:
+        if own.returncode is None:
+            own.kill()
+            await own.wait()
+    assert own.returncode == preflight.CANNOT_START
+    assert reason(output.decode()).startswith(
+        f"cannot start: tls.client_dir: {tmp_path / 'missing'} has no usable tls.crt"
+    )
 
 
 async def test_a_killed_pod_leaves_no_process(pod: RunningPod) -> None:

@@ -175,7 +175,7 @@ class Supervisor:
             keeper.name_first(uids[spec.name])
             self._keepers[spec.name] = keeper
             if spec.pids is not None:
-                self._pods.append(PodWatch(spec.name, spec.pids, self._died))
+                self._pods.append(PodWatch(spec.name, spec.pids, self._died, self._say))
             keeper.begin()
 
     async def _or_stop(self, coroutine: Coroutine[Any, Any, None]) -> bool:
@@ -325,7 +325,7 @@ class Supervisor:
             )
             for pod in self._pods:
                 if pod.name == keeper.name:
-                    processes += pod.processes(keeper.ready, keeper.why)
+                    processes += pod.processes(keeper.ready, keeper.why, not keeper.wanted)
         status = {
             "supervisor_pid": os.getpid(),
             "version": __version__,

@@ -217,7 +217,8 @@ def _own_port(settings: Settings, api: ASGIApp) -> port.ApiPort | None:
     if not own.api_port:
         return None
     bounds = port.Bounds(own.api_connections, own.api_head_ms / 1_000, own.api_body_ms / 1_000)
-    return port.ApiPort(api, own.api_host, own.api_port, bounds, client_tls.newest(settings.tls.client_dir))
+    certificates = client_tls.newest(settings.tls.client_dir)
+    return port.ApiPort(api, own.api_host, own.api_port, bounds, certificates, own.http_origins)
 
 
 async def _open(key: str, host: str, number: int, server: admin.HttpServer | port.ApiPort) -> None:

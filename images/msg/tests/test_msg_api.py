@@ -218,6 +218,41 @@ async def test_an_origin_of_loopback_may_ask_and_another_one_may_not() -> None:
             assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
 
 
+async def test_the_page_that_asked_may_read_every_refusal() -> None:
+    """Else a browser shows its person a server that is away."""
+    world = World(per_s=1)
+    page = "http://localhost:8903"
+    read = PATH.replace("/messages", "/read")
+    seen = []
+
+    async def told(method: str, path: str, token: str = "fake+server:shop", later_ms: int = 1_000, **more: Any) -> None:
+        for origin, allowed in ((page, True), ("https://evil.example", False)):
+            world.now_ms += later_ms
+            async with world.client(token) as client:
+                client.headers.update({"Origin": origin} | ({"Plato-User": "alice"} if "server" in token else {}))
+                answer = await client.request(method, path, **more)
+            seen.append(answer.status_code)
+            assert (answer.headers.get("access-control-allow-origin") == page) is allowed, (method, path, answer)
+            assert answer.headers["content-type"] == problems.MEDIA_TYPE
+
+    await told("GET", "/v1/nothing")
+    await told("DELETE", PATH)
+    await told("PUT", read, content=b"x" * (app.BODY_MAX_BYTES + 1))  # its length is told
+    await told("PUT", read, content=b"{", headers={"Content-Type": "application/json"})
+    await told("PUT", read, token="bad", json={"seq": 1})  # before the body is read
+    await told("GET", PATH, token="bad")
+    await told("GET", PATH.replace("room", "%00"))
+    world.pulls.fault = RuntimeError("a fault of ours")
+    await told("GET", PATH)
+    async with world.client() as client:
+        while (await client.get(PATH)).status_code != 429:
+            pass
+    await told("GET", PATH, token="fake:alice", later_ms=0)
+    world.why = "not yet"
+    await told("GET", PATH)
+    assert {400, 401, 404, 405, 413, 429, 500, 503} <= set(seen)
+
+
 async def test_an_id_may_hold_a_slash() -> None:
     world = World()
     async with world.client() as client:

@@ -271,8 +271,11 @@ async def test_a_body_that_trickles_is_ended_and_its_request_too() -> None:
 
     async with serving(reads, body_s=0.15) as (_, number):
         peer = await Peer.to(number)
-        await peer.say(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nx")
-        assert b"408" in await peer.all()
+        await peer.say(b"POST / HTTP/1.1\r\nHost: x\r\nOrigin: http://localhost:1\r\nContent-Length: 1000\r\n\r\nx")
+        answer = await peer.all()
+        assert b"408" in answer
+        assert b"\r\nAccess-Control-Allow-Origin: http://localhost:1\r\n" in answer  # the page that asked may read it
+        assert answer.endswith(b"\r\n\r\n")
         await asyncio.wait_for(ended.wait(), DEADLINE_S)
 
 

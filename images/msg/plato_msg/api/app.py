@@ -23,24 +23,23 @@ from prometheus_client import Counter
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plato_msg.api import problems
 from plato_msg.api.auth import Door, in_turn
 from plato_msg.api.fields import KeepSlashes
+from plato_msg.api.origins import LOOPBACK
 from plato_msg.api.problems import Problem
 
 TITLE: Final = "Plato"
 VERSION: Final = "1"
 BODY_MAX_BYTES: Final = 1 << 20
-_LOOPBACK: Final = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 _DESCRIPTION: Final = (
     "Conversations, messages, groups, devices. docs/http-api.md is the guide, docs/protocol.md the codes."
 )
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
-_TOO_LARGE: Final = b"Content Too Large"
 _requests = Counter("plato_msg_http_requests_total", "Answers of the HTTP API.", ["method", "route", "status"])
 
 
@@ -85,10 +84,11 @@ def application(
     app.add_middleware(_Known, door=door)
     app.add_middleware(_Ready, not_ready=not_ready)
     app.add_middleware(KeepSlashes)
+    app.add_middleware(_Worded)  # the last one below CORS: a page may read only what passes through that
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(origins),
-        allow_origin_regex=None if origins else _LOOPBACK,
+        allow_origin_regex=None if origins else LOOPBACK,
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "Plato-User", "Idempotency-Key"],
         expose_headers=["Retry-After"],
@@ -147,8 +147,43 @@ class _Known:
         await self._app(scope, receive, send)
 
 
+class _Worded:
+    """Makes a problem of what the framework says in its own way: of a body that is too large in plain text, of our fault
+    above all middleware."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = replaced = False
+
+        async def worded(message: Message) -> None:
+            nonlocal begun, replaced
+            if message["type"] == "http.response.start":
+                begun = True
+                if message["status"] == 413 and _plain(message):
+                    replaced = True
+                    await problems.answer(Problem(Code.BODY_TOO_LARGE))(scope, receive, send)
+                    return
+            elif replaced:
+                return
+            await send(message)
+
+        try:
+            await self._app(scope, receive, worded)
+        except ClientDisconnect:
+            raise
+        except Exception as e:
+            if begun:
+                raise
+            await (await problems.on_fault(Request(scope), e))(scope, receive, send)
+
+
 class _Counted:
-    """Counts answers; what the framework says of a body that is too large becomes a problem as well."""
+    """Counts answers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -163,11 +198,6 @@ class _Counted:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-            if status == 413 and _plain(message):
-                await problems.answer(Problem(Code.BODY_TOO_LARGE))(scope, receive, send)
-                return
-            if status == 413 and message["type"] == "http.response.body" and message.get("body") == _TOO_LARGE:
-                return
             await send(message)
 
         try:

@@ -20,6 +20,7 @@ import logging
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any, Final
@@ -35,6 +36,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from plato_msg.api.origins import told
+
 HEAD_BYTES: Final = 32_768
 """The longest cursor of /v1/events is half of it."""
 RATE_BYTES_PER_S: Final = 4_096
@@ -48,7 +51,7 @@ TICK_S: Final = 0.25
 LOOK_S: Final = 1.0
 """How often the certificate is looked at, and the date written."""
 BACKLOG: Final = 1_024
-_TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n"
 _CLOSE: Final = (b"connection", b"close")
 _quiet: Final = logging.getLogger("uvicorn.api")
 _quiet.setLevel(logging.ERROR)  # a line per bad request would let strangers fill the log
@@ -75,12 +78,19 @@ class ApiPort:
     """Serves an ASGI application. `start` raises OSError (port in use) at once; `run` ends only if a part of it broke."""
 
     def __init__(
-        self, application: ASGIApp, host: str, port: int, bounds: Bounds, certificates: NewestCertificate | None = None
+        self,
+        application: ASGIApp,
+        host: str,
+        port: int,
+        bounds: Bounds,
+        certificates: NewestCertificate | None = None,
+        origins: Sequence[str] = (),
     ) -> None:
-        """certificates None: plain text."""
+        """certificates None: plain text. origins: as of the application."""
         self._host, self._port = host, port
         self._bounds = bounds
         self._certificates = certificates
+        self._origins = origins
 
         plain = PlainPaths(application)
 
@@ -188,7 +198,7 @@ class ApiPort:
 
     async def _serve(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         _open.set(len(self._serving))
-        protocol = _Socket(self._config, self._state, {}, bounds=self._bounds)
+        protocol = _Socket(self._config, self._state, {}, bounds=self._bounds, origins=self._origins)
         more: dict[str, Any] = {}
         if tls is not None:
             more = {"ssl": tls, "ssl_handshake_timeout": self._bounds.head_s, "ssl_shutdown_timeout": LINGER_S}
@@ -231,12 +241,13 @@ class ApiPort:
 class _Socket(H11Protocol):
     """One connection."""
 
-    def __init__(self, *given: Any, bounds: Bounds, **named: Any) -> None:
+    def __init__(self, *given: Any, bounds: Bounds, origins: Sequence[str], **named: Any) -> None:
         super().__init__(*given, **named)
         self.logger = _quiet
         self.access_log = False
         self.lost = asyncio.Event()
         self._bounds = bounds
+        self._origins = origins
         self._at: tuple[str, object] = ("", None)
         """What we wait for, and within which request."""
         self._waited_s = 0.0
@@ -302,9 +313,11 @@ class _Socket(H11Protocol):
             transport.abort()
             return
         # Not to who said nothing: a balancer would take it for the answer to its next request.
-        told = bool(self.conn.trailing_data[0]) if waits_for == _HEAD else waits_for == _BODY
-        if told and (cycle is None or cycle.response_complete or not cycle.response_started):
-            transport.write(_TOO_SLOW)
+        answered = bool(self.conn.trailing_data[0]) if waits_for == _HEAD else waits_for == _BODY
+        if answered and (cycle is None or cycle.response_complete or not cycle.response_started):
+            # Of a head that is not whole nobody knows from which page it comes.
+            readable = told(cycle.scope["headers"], self._origins) if waits_for == _BODY and cycle is not None else b""
+            transport.write(_TOO_SLOW + readable + b"\r\n")
         self._gone()
         transport.close()
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msg_harness import Cluster, cluster, until
 from plato.core import webhooks
-from plato.core.codes import Code
+from plato.core.codes import Action, Code
 from plato.core.errors import Unavailable, Unstorable
 from plato.fakes.tokens import FakeTokens
 from plato.wire.v1 import client_pb2 as wire
@@ -180,6 +180,22 @@ def test_a_code_has_a_status_of_its_kind(code: Code) -> None:
     status = problems.status_of(code)
     wanted = {1: (429, 503), 2: (503,), 3: (401,), 4: (400, 403, 404, 409, 413, 415)}[int(code.action)]
     assert status in wanted
+
+
+ASKED_BY_FRAME = {
+    Code.EXPECTED, Code.SYNC_FIRST, Code.NOT_READY, Code.TRY_AGAIN, Code.FOREIGN_CONN_ID, Code.KICKED, Code.LOGGED_OUT,
+    Code.REPLACED, Code.LOGIN_FIRST, Code.SESSION_UNKNOWN, Code.SECRET_WRONG,
+}  # fmt: skip
+"""What only a connection can be told."""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [c for c in Code if problems.status_of(c) >= 300 and c not in ASKED_BY_FRAME and c.action != Action.RECONNECT],
+)
+def test_a_title_speaks_of_requests_not_of_frames(code: Code) -> None:
+    words = problems.title(code).lower()
+    assert not [w for w in ("frame", "log in", "login", "connection", "socket", "sync") if w in words], words
 
 
 async def test_what_the_database_cannot_hold_is_the_askers_fault() -> None:

@@ -41,6 +41,19 @@ _STATUS: Final[Mapping[int, int]] = {
     Code.REFUSED_BY_HOOK: 403,
     Code.KICKED: 403,
 }
+_TITLES: Final[Mapping[int, str]] = {
+    Code.TOKEN_EXPIRED: "the token is expired; ask with a new one",
+    Code.TOKEN_NOT_YET_VALID: "the token is not valid yet; ask when it is, or check the clocks",
+    Code.TOKEN_INVALID: "no token came with the request, or one that this platform does not take",
+    Code.GUESTS_OFF: "guests are not let in here; ask with a token",
+    Code.LOGIN_LATER: "too many ask at once; the same again after the time that is told",
+    Code.TOO_FAST: "more requests than one user or server may send; the same again after the time that is told",
+    Code.MALFORMED: "the request is wrong",
+    Code.FRAME_SIZE: "the body is empty or larger than the limit",
+    Code.TOO_MANY_CURSORS: "more conversations than one request may name",
+    Code.NOT_ALLOWED: "you may not do that",
+}
+"""Where the words of a code speak of frames, connections and logins."""
 
 SCHEMA: Final[dict[str, Any]] = {
     "title": "Problem",
@@ -69,7 +82,7 @@ class Problem(Exception):
     """Answers the request with a refusal. status 0: the one of the code."""
 
     def __init__(self, code: int, detail: str = "", *, status: int = 0, retry_ms: int = 0) -> None:
-        super().__init__(detail or text(code))
+        super().__init__(detail or title(code))
         self.code = code
         self.detail = detail
         self.status = status or status_of(code)
@@ -84,6 +97,11 @@ def status_of(code: int) -> int:
     return {Action.NONE: 200, Action.RETRY: 503, Action.RECONNECT: 503, Action.LOGIN: 401, Action.STOP: 400}[
         action(code)
     ]
+
+
+def title(code: int) -> str:
+    """The words of a code, for who asked by HTTP."""
+    return _TITLES.get(code) or text(code)
 
 
 def check(code: int, detail: str = "", *, retry_ms: int = 0) -> None:
@@ -106,9 +124,9 @@ def answer(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONRe
         said["WWW-Authenticate"] = "Bearer"
     body = {
         "type": f"urn:plato:problem:{name}",
-        "title": text(problem.code),
+        "title": title(problem.code),
         "status": problem.status,
-        "detail": problem.detail or text(problem.code),
+        "detail": problem.detail or title(problem.code),
         "code": int(problem.code),
         "retry_ms": wait_ms,
     }
@@ -169,7 +187,7 @@ async def on_fault(request: Request, error: Exception) -> JSONResponse:
 def _first(errors: Sequence[Any]) -> str:
     """The first thing that is wrong, as "query.limit: …"."""
     if not errors:
-        return text(Code.MALFORMED)
+        return title(Code.MALFORMED)
     first = errors[0]
     where = ".".join(str(part) for part in first.get("loc", ()))
     return f"{where}: {first.get('msg', 'cannot be used')}"

@@ -154,7 +154,9 @@ def state_words(state: State, next_try_s: float | None) -> str:
             when = "trying again" if next_try_s is None else f"next try in {max(1, math.ceil(next_try_s))} s"
             if state.code == Code.GATEWAY_FULL:
                 return f"offline, {when}: the platform is full"
-            return f"offline, {when}" + (f": {state.reason}" if action(state.code or 0) is Action.LOGIN else "")
+            return f"offline, {when}" + (
+                f": {state.reason}" if state.detail or action(state.code or 0) is Action.LOGIN else ""
+            )
         case Phase.STOPPED if state.code == Code.REPLACED:
             return f"stopped: {state.reason}; a second chat of the same user needs --device NAME"
         case Phase.STOPPED if state.reason:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from plato.client import discovery
+from plato.core.codes import Code
 from plato.core.conversations import is_user_id
 
 TokenProvider = Callable[[], Awaitable[str] | str]
@@ -33,6 +34,12 @@ class Access:
         self._asking: asyncio.Task[str] | None = None  # one question at a time, whoever waits for it
         self.polls: dict[str, int] = {}
         """Ports of long polling that the last list told, by a gateway's address."""
+        self.list_code: int | None = None
+        """With which code the last question for a list was refused."""
+        self.list_detail = ""
+        """Why it brought none, in words."""
+        self.token_detail = ""
+        """Why the provider gave none the last time."""
 
     async def token(self, fresh: bool) -> str | None:
         """The user's token. fresh: the last one was refused, ask for another."""
@@ -46,8 +53,10 @@ class Access:
         asking = self._asking
         try:
             self._last = await asyncio.shield(asking)
+            self.token_detail = ""
         except Exception as e:  # whatever the application's provider raises
             _log.warning("no token: %r", e)
+            self.token_detail = f"no token: the provider raised {type(e).__name__}: {e}"
             return None
         finally:
             if asking.done() and self._asking is asking:
@@ -58,15 +67,21 @@ class Access:
         """The gateways' addresses, best first; None if ipconfig does not answer. A refused token is renewed once."""
         if self._ipconfig_url is None:
             return None
+        self.list_code, self.list_detail = None, ""
         for fresh in (False, True):
             token = await self.token(fresh)
             try:
                 found, self.polls = await discovery.fetch(self._ipconfig_url, token or "", self._transport)
+                self.list_code, self.list_detail = None, ""
                 return found
             except discovery.ListRefused as e:
                 _log.debug("no list of gateways: %s", e)
+                self.list_code = int(Code.TOKEN_INVALID)
+                self.list_detail = f"ipconfig at {self._ipconfig_url} refuses the token: wrong or expired"
             except OSError as e:
                 _log.debug("no list of gateways: %s", e)
+                self.list_code = None
+                self.list_detail = f"ipconfig at {self._ipconfig_url} gives no list of gateways; is that its address?"
                 return None
         return None
 

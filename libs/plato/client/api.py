@@ -75,7 +75,8 @@ class Phase(Enum):
 class State:
     """The connection's state. code: the last code that changed it, if any. gateway: its address while there is one.
 
-    detail: words that say more than the code's own, else "".
+    OFFLINE because a token was refused, or none was given, or ipconfig gives no list, it says so: `reason`. Without one it
+    is the network. detail: words that say more than the code's own, or that stand for one, else "".
     """
 
     phase: Phase

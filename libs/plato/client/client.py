@@ -54,7 +54,7 @@ from plato.client.stream import MessageStream
 from plato.client.views import Views
 from plato.client.ways import Ways
 from plato.client.writer import Writer
-from plato.core.codes import Code
+from plato.core.codes import Action, Code, action
 from plato.core.conversations import dialogue_id, is_conversation_id, is_user_id
 
 HISTORY_S: Final = 5.0
@@ -139,6 +139,7 @@ class Client(Views, Operations):
         self._handles: Handles
         self._pages: dict[int, asyncio.Future[tuple[Row, ...] | None]] = {}  # history requests by ref
         self._state = State(Phase.OFFLINE)
+        self._warned: set[int | str] = set()
         self._state_changed = asyncio.Event()
         self._rows_came = asyncio.Event()
         self._stream: MessageStream | None = None
@@ -297,7 +298,8 @@ class Client(Views, Operations):
 
         client_msg_id: the message's idempotency key, by default a random one. The same key again in the same conversation,
         also after a restart, sends nothing and returns the first message's handle, whatever the body is now.
-        Raises ValueError, Refused (the body is larger than the platform takes), OutboxFull, Stopped.
+        Raises ValueError, Refused (the body is larger than the platform takes; or `to` before it is known who this client
+        is, and its token is refused), OutboxFull, Stopped.
         """
         if isinstance(body, Rich):
             if msg_type not in (None, MsgType.RICH):
@@ -457,6 +459,7 @@ class Client(Views, Operations):
         match notice:
             case StateChanged():
                 self._state = notice.state
+                self._warn(notice.state)
                 self._state_changed.set()
                 self._state_changed = asyncio.Event()
                 if notice.state.phase is Phase.STOPPED:
@@ -469,6 +472,16 @@ class Client(Views, Operations):
                 self._handles.tell(notice)
             case _:
                 self._tell_change(notice)
+
+    def _warn(self, state: State) -> None:
+        """What a person has to mend is logged, once until it is mended."""
+        if state.phase is Phase.ONLINE:
+            self._warned.clear()
+        elif state.phase is Phase.OFFLINE and (state.detail or action(state.code or 0) is Action.LOGIN):
+            kind = state.code or state.detail
+            if kind not in self._warned:
+                self._warned.add(kind)
+                _log.warning("%s; tried again", state)
 
     def _wake_all(self, error: ClientError) -> None:
         """The client stopped: nobody waits for ever. What is in the outbox stays there for the next start."""
@@ -496,17 +509,19 @@ class Client(Views, Operations):
 
     async def _give_token(self, fresh: bool) -> None:
         token = await self._access.token(fresh)
-        self._machine.tokened(token, self._now_ms())
+        self._machine.tokened(token, self._now_ms(), "" if token is not None else self._access.token_detail)
         self._poke()
 
     async def _give_list(self) -> None:
         addresses = await self._access.gateways()
         self._ways.learn(self._access.polls)
-        self._machine.listed(addresses, self._now_ms())
+        access = self._access
+        self._machine.listed(addresses, self._now_ms(), access.list_code, access.list_detail)
         self._poke()
 
     async def _who(self) -> str:
-        """This client's user: known, or read from the token, or told at the first login. Raises Stopped."""
+        """This client's user: known, or read from the token, or told at the first login, which is waited for. Raises
+        Stopped; Refused where the platform refuses the token, so that there may never be one."""
         if self._machine.user is None:
             token = await self._access.token(fresh=False)
             named = subject(token) if token is not None else None
@@ -515,6 +530,9 @@ class Client(Views, Operations):
                 self._poke()
         while (user := self._machine.user) is None:
             self._check_open()
+            state = self._state
+            if state.phase is Phase.OFFLINE and state.code and action(state.code) is Action.LOGIN:
+                raise Refused(state.code, "whose message this is, no login has told yet; a client with user=… keeps it")
             await self._state_changed.wait()
         return user
 

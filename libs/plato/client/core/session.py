@@ -109,6 +109,8 @@ class Machine:
         self._logging_out = False
         self._code: int | None = None
         self._detail = ""  # what the code's own words do not say
+        self._list_trouble: tuple[int | None, str] = (None, "")  # why no list came: the code, words
+        self._token_trouble = ""  # why the provider gave none
         self._shown: State | None = None
 
     # ── the edge's calls ─────────────────────────────────────────────────────────────────────────────────
@@ -150,9 +152,10 @@ class Machine:
             self._traffic.user = user
             self._out.writes.meta["user"] = user
 
-    def listed(self, addresses: Sequence[str] | None, now_ms: int) -> None:
-        """The answer to `want_list`: addresses, best first, or None if none came."""
+    def listed(self, addresses: Sequence[str] | None, now_ms: int, code: int | None = None, detail: str = "") -> None:
+        """The answer to `want_list`: addresses, best first, or None if none came, and then why."""
         self._list_asked = False
+        self._list_trouble = (code, detail)
         if addresses and tuple(addresses) != self._book.listed:
             self._out.writes.meta["gateways"] = "\n".join(addresses)
         if self._step is Step.WAITING:
@@ -164,9 +167,10 @@ class Machine:
             self._move.more(addresses or self._book.known)
             self._next_way(now_ms)
 
-    def tokened(self, token: str | None, now_ms: int) -> None:
-        """The answer to `want_token`; None: the provider failed."""
+    def tokened(self, token: str | None, now_ms: int, detail: str = "") -> None:
+        """The answer to `want_token`; None: the provider failed, for the reason in `detail`."""
         self._token = token
+        self._token_trouble = detail
         if self._step is Step.TOKEN:
             if token is None:
                 self._wait_longer(now_ms)
@@ -396,8 +400,8 @@ class Machine:
 
     def _wait_longer(self, now_ms: int) -> None:
         """A round failed: exponential back-off, then a fresh list."""
-        if not self._backoff.told:
-            self._code = None  # an older code is not why
+        if not self._backoff.told:  # an older code is not why
+            self._code, self._detail = (None, self._token_trouble) if self._token_trouble else self._list_trouble
         self._wait(now_ms, self._backoff.failed_ms())
 
     def _wait(self, now_ms: int, delay_ms: int) -> None:
@@ -507,7 +511,7 @@ class Machine:
         """The candidate's session is the one that a later ReConn names."""
         self._step = Step.LIVE
         self._live_since_ms = now_ms
-        self._code = None
+        self._code, self._detail = None, ""
         self._token_refused = self._synced_elsewhere = self._told_replaced = False
         if self._candidate is not None and self._candidate != self._session:
             self._session = self._candidate
@@ -610,7 +614,7 @@ class Machine:
         self._move, self._first_gone = None, False
 
     def _note_code(self, code: int) -> None:
-        self._code = code
+        self._code, self._detail = code, ""
         self._backoff.told = True
 
     def _forget_session(self) -> None:

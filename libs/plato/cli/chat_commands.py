@@ -1,7 +1,8 @@
 """What a line of a chat may do instead of being sent: it begins with a slash and one of these words.
 
-A message is named by its number, as in `#12`; without one the newest that fits is meant. Anything else that begins with a
-slash is text, and so is `//help`, which says /help. Nothing here draws or prints.
+A message is named by its number, as in `#12`; without one the newest that fits is meant. Another word behind a slash is
+a mistake and not sent; a path as /etc/hosts is text, and so is what `//` begins: `//help` says /help. Nothing here draws or
+prints.
 """
 
 from __future__ import annotations
@@ -62,13 +63,22 @@ class Commands:
     def split(self, line: str) -> tuple[str, str]:
         """(the command's word or "", the rest or the text to send)."""
         word, _, rest = line.partition(" ")
-        if word[:1] == "/" and word[1:] in self._known:
+        if word[:1] == "/" and word[1:2].isalpha() and "/" not in word[1:]:
             return word[1:], rest.strip()
-        escaped = word[:2] == "//" and word[2:] in self._known
+        escaped = word[:2] == "//" and word[2:3].isalpha()
         return "", line[1:] if escaped else line
+
+    def unknown(self, word: str) -> str:
+        """Why a word is no command, in words; "" if it is one."""
+        if word in self._known:
+            return ""
+        shown = printable(word[:40])
+        return f"/{shown} is no command and was not sent; /help lists them, //{shown} says it as text"
 
     async def run(self, place: Place, word: str, rest: str) -> Done:
         """Does it. Raises Mistake, ClientError, ValueError."""
+        if fault := self.unknown(word):
+            raise Mistake(fault)
         return await self._known[word](place, rest)
 
     async def _help(self, place: Place, rest: str) -> Done:
@@ -197,4 +207,4 @@ async def try_command(commands: Commands, place: Place, word: str, rest: str) ->
     try:
         return await commands.run(place, word, rest)
     except (Mistake, ClientError, ValueError) as e:
-        return Done([f"/{word}: {e}"])
+        return Done([str(e) if commands.unknown(word) else f"/{word}: {e}"])

@@ -128,6 +128,7 @@ class PlainChat:
                 word, line = self._commands.split(typed)
                 if word:
                     await self._command(word, line)
+                    self._refused |= bool(self._commands.unknown(word))
                     continue
                 while True:
                     try:

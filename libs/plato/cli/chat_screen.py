@@ -299,6 +299,8 @@ class ChatScreen(App[int]):
             typed = await self._typed.get()
             word, words = self._commands.split(typed)
             if word:
+                if self._commands.unknown(word):
+                    self._draft.put_back(typed)  # to be mended
                 await self._command(word, words)
                 continue
             try:

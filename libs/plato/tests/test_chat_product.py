@@ -187,6 +187,9 @@ async def test_the_screen_shows_who_reads_who_writes_and_what_became_of_messages
             await until(lambda: "alice > bob: (recalled)" in content(app, "#lines"), "what was quoted goes too")
             await enter("/recall #1")
             await until(lambda: "/recall: " in content(app, "#note"), "refused, in words")
+            await enter("/quitt now")
+            await until(lambda: "/quitt is no command and was not sent" in content(app, "#note"), content(app, "#note"))
+            await until(lambda: app.query_one(Draft).text == "/quitt now", "it comes back, to be mended")
             ticket = await carol.create_group("tea", ["alice"])
             await (await carol.send("all here?", conversation_id=ticket.conversation_id)).settled()
             await until(lambda: "carol wrote elsewhere: all here?" in content(app, "#note"))
@@ -251,4 +254,24 @@ async def test_only_known_words_are_commands() -> None:
         for line in ("/usr/bin", "// no", "/", "help", " /help"):
             assert commands.split(line) == ("", line)
         assert commands.split("//help me") == ("", "/help me")
+        assert commands.split("//quitt") == ("", "/quitt")
+        assert commands.split("/quitt") == ("quitt", "")
+        assert "//quitt says it as text" in commands.unknown("quitt")
+        assert not commands.unknown("help")
         assert alice.state.phase is not Phase.STOPPED
+
+
+async def test_a_mistyped_command_is_not_sent() -> None:
+    async def lines() -> AsyncIterator[str]:
+        for line in ("/opn bob", "//opn is text", "/etc/hosts too"):
+            yield line
+
+    async with (
+        PlatformServer(Platform(told=TOLD)) as server,
+        Client("alice", ":memory:", [server.address], user="alice") as alice,
+    ):
+        out, err = io.StringIO(), io.StringIO()
+        code = await asyncio.wait_for(PlainChat(alice, PAIR, "bob", out, err).run(lines(), asyncio.Event()), 15)
+        assert code == 1, "not all that was typed was sent"
+        assert out.getvalue() == "[1] alice: /opn is text\n[2] alice: /etc/hosts too\n"
+        assert "# /opn is no command and was not sent; /help lists them, //opn says it as text\n" in err.getvalue()

@@ -87,7 +87,8 @@ async def test_a_network_that_kills_sockets_is_survived_by_polls_and_left_for_so
             asked = polls.accepted
             await asyncio.gather(alice.say(8), bob.say(8))
             assert (core._standing, core.choose(True), sockets.live) == (0, Way.SOCKET, 1)
-            assert polls.accepted <= asked + 1  # that the polls ended may be said after that
+            # That the polls ended may be said after that, beside a poll that was on its way: not one for each message.
+            assert polls.accepted <= asked + 2
 
             await until(lambda: len(alice.heard) == len(bob.heard) == alice.said + bob.said, 30.0, "not all came")
             for one in (alice, bob):

@@ -69,7 +69,8 @@ async def test_m05_a_gap_is_pulled_from_the_cursor_up(fault_cluster: LocalCluste
         for way, payload in line.frames
         if way == "down" and relay.command(payload).Type == wire.PULLED
     ]
-    ranges = [(page.rows[0].seq, page.rows[-1].seq) for page in pages if page.rows]
+    # Once each: a pull that is not answered in time is asked again (R3), and both are answered.
+    ranges = list(dict.fromkeys((page.rows[0].seq, page.rows[-1].seq) for page in pages if page.rows))
     assert len(ranges) >= 2, ranges
     assert ranges[0][0] == 11
     assert all(second[0] == first[1] + 1 for first, second in pairwise(ranges)), ranges

@@ -14,6 +14,7 @@ from array import array
 from typing import Any
 
 import grpc
+from plato.fakes.alone import Alone
 from plato.wire.v1 import state_pb2, state_pb2_grpc
 from plato_gateway.core import lanes
 
@@ -46,7 +47,7 @@ class _Waiting:
         return batch
 
 
-class Reflecting(state_pb2_grpc.StateServicer):
+class Reflecting(Alone):
     """The service."""
 
     async def Attach(self, requests: Any, context: Any) -> Any:
@@ -117,18 +118,6 @@ class Reflecting(state_pb2_grpc.StateServicer):
         """Always yes."""
         now_ms = time.time_ns() // 1_000_000
         return state_pb2.ReserveReply(ok=True, from_ms=now_ms, until_ms=now_ms + request.ahead_ms)
-
-    async def Deliver(self, request: Any, context: Any) -> state_pb2.DeliverReply:
-        """Nobody calls it."""
-        raise NotImplementedError
-
-    async def Dirty(self, request: Any, context: Any) -> state_pb2.DirtyReply:
-        """Nobody calls it."""
-        raise NotImplementedError
-
-    async def Replaced(self, request: Any, context: Any) -> state_pb2.ReplacedReply:
-        """Nobody calls it."""
-        raise NotImplementedError
 
 
 async def main() -> None:

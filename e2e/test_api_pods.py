@@ -16,6 +16,7 @@ import pytest
 import trustme
 from plato.adapters.tokens import DEV_KID, issue
 
+from e2e.frame.certificates import put
 from e2e.frame.dependencies import Dependencies
 from e2e.frame.kube import Kube, wait_for
 from e2e.frame.platform import Images, Platform, pod_ready
@@ -35,23 +36,6 @@ SPEC: dict[str, Any] = {
 }
 
 
-def put(kube: Kube, authority: trustme.CA) -> str:
-    """A certificate as cert-manager would put it there; returns its chain."""
-    made = authority.issue_cert(NAME)
-    chain = b"".join(blob.bytes() for blob in made.cert_chain_pems)
-    data = {"tls.crt": chain, "tls.key": made.private_key_pem.bytes()}
-    kube.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "type": "kubernetes.io/tls",
-            "metadata": {"name": "outside"},
-            "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
-        }
-    )
-    return chain.decode()
-
-
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
     """Whom our clients trust."""
@@ -69,7 +53,7 @@ def platform(
     """A small platform whose API people reach."""
     made = Platform(kube, "api", images, dependencies, tmp_path_factory.mktemp("api"))
     made.install_operator()
-    put(kube, authority)
+    put(kube, "outside", authority, NAME, with_ca=False)
     made.create(SPEC)
     return made
 
@@ -258,7 +242,7 @@ def test_a_missing_secret_is_told_in_words_and_people_are_served_meanwhile(
 def test_a_new_certificate_is_shown_without_a_restart(platform: Platform, authority: trustme.CA) -> None:
     """Kubelet brings a changed Secret into the pods within its sync period, a minute or so."""
     before = {pod["metadata"]["uid"] for pod in platform.pods("msg")}
-    chain = put(platform.kube, authority)
+    chain = put(platform.kube, "outside", authority, NAME, with_ca=False)
     host, port = door(platform)
     for _ in range(4):  # connections go to either pod
         wait_for(

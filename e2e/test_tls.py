@@ -7,7 +7,6 @@ shards must redirect its clients over mutual gRPC, and the client moves from one
 from __future__ import annotations
 
 import asyncio
-import base64
 import socket
 import ssl
 from pathlib import Path
@@ -17,6 +16,7 @@ import trustme
 from plato.adapters.tokens import DEV_KID, issue
 from plato.client import Client
 
+from e2e.frame.certificates import put
 from e2e.frame.dependencies import Dependencies
 from e2e.frame.kube import Kube, wait_for
 from e2e.frame.platform import Images, Platform
@@ -40,23 +40,6 @@ SPEC = {
         },
     },
 }
-
-
-def put(kube: Kube, name: str, authority: trustme.CA, host: str) -> str:
-    """A certificate as cert-manager would put it there; returns its chain."""
-    made = authority.issue_cert(host)
-    chain = b"".join(blob.bytes() for blob in made.cert_chain_pems)
-    data = {"tls.crt": chain, "tls.key": made.private_key_pem.bytes(), "ca.crt": authority.cert_pem.bytes()}
-    kube.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "type": "kubernetes.io/tls",
-            "metadata": {"name": name},
-            "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
-        }
-    )
-    return chain.decode()
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ class Guard:
                         self._look(unpack(event["raw_object"]))
             except (ApiException, OSError):
                 version = ""
-                time.sleep(0.2)
+                self._stop.wait(0.2)  # not at once again; and not longer than the test
 
     def _look(self, new: Topology) -> None:
         old = self._last

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import pytest
+from plato.fakes.alone import Alone
 from plato.fakes.topology import FakeTopology
 from plato.runtime.settings import Settings
 from plato.topology.record import Gateway, Shard, SlotRange, Topology, even_ranges, with_process
@@ -56,7 +57,7 @@ class Reservations:
         return from_ms, self.until_ms
 
 
-class FakeShard(state_pb2_grpc.StateServicer):
+class FakeShard(Alone):
     """A shard that keeps what it gets. `takes` off: it reads batches and never says taken."""
 
     def __init__(self, name: str, reservations: Reservations) -> None:
@@ -132,15 +133,6 @@ class FakeShard(state_pb2_grpc.StateServicer):
         if window is None:
             return state_pb2.ReserveReply(ok=False, msg="held by another")
         return state_pb2.ReserveReply(ok=True, from_ms=window[0], until_ms=window[1])
-
-    async def Deliver(self, request: Any, context: Any) -> state_pb2.DeliverReply:
-        raise NotImplementedError
-
-    async def Dirty(self, request: Any, context: Any) -> state_pb2.DirtyReply:
-        raise NotImplementedError
-
-    async def Replaced(self, request: Any, context: Any) -> state_pb2.ReplacedReply:
-        raise NotImplementedError
 
 
 class FakeWorker:

@@ -22,6 +22,7 @@ import pytest
 import websockets
 from plato.adapters.topology_file import write
 from plato.core.frames import pack, split
+from plato.fakes.alone import Alone
 from plato.local.logs import reason
 from plato.runtime.settings import Settings, dump
 from plato.topology.record import Gateway, Shard, Topology, even_ranges
@@ -34,7 +35,7 @@ DEADLINE_S = 20.0
 WORKERS = 2
 
 
-class Echo(state_pb2_grpc.StateServicer):
+class Echo(Alone):
     """A shard that sends each payload back, as Push would go, with a suffix."""
 
     def __init__(self) -> None:
@@ -78,15 +79,6 @@ class Echo(state_pb2_grpc.StateServicer):
         from_ms = max(self.until_ms, time.time_ns() // 1_000_000 if not self.until_ms else 0)
         self.until_ms = max(from_ms, time.time_ns() // 1_000_000 + request.ahead_ms)
         return state_pb2.ReserveReply(ok=True, from_ms=from_ms, until_ms=self.until_ms)
-
-    async def Deliver(self, request: Any, context: Any) -> state_pb2.DeliverReply:
-        raise NotImplementedError
-
-    async def Dirty(self, request: Any, context: Any) -> state_pb2.DirtyReply:
-        raise NotImplementedError
-
-    async def Replaced(self, request: Any, context: Any) -> state_pb2.ReplacedReply:
-        raise NotImplementedError
 
 
 class RunningPod:

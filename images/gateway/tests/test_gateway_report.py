@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import grpc
+from plato.fakes.alone import Alone
 from plato.fakes.topology import FakeTopology
 from plato.runtime.settings import Settings
 from plato.topology.record import Gateway, Shard, Topology, even_ranges
@@ -21,7 +22,7 @@ from plato_gateway.link import Link
 Make = Callable[..., Settings]
 
 
-class FakeShard(state_pb2_grpc.StateServicer):
+class FakeShard(Alone):
     """Holds streams open, and answers reservations as told."""
 
     def __init__(self) -> None:
@@ -42,15 +43,6 @@ class FakeShard(state_pb2_grpc.StateServicer):
             return state_pb2.ReserveReply(ok=False, msg="held by another")
         now_ms = time.time_ns() // 1_000_000
         return state_pb2.ReserveReply(ok=True, from_ms=now_ms, until_ms=now_ms + request.ahead_ms)
-
-    async def Deliver(self, request: Any, context: Any) -> state_pb2.DeliverReply:
-        raise NotImplementedError
-
-    async def Dirty(self, request: Any, context: Any) -> state_pb2.DirtyReply:
-        raise NotImplementedError
-
-    async def Replaced(self, request: Any, context: Any) -> state_pb2.ReplacedReply:
-        raise NotImplementedError
 
 
 class Place:

@@ -110,6 +110,15 @@ def config() -> KafkaConfig:
     return KafkaConfig(BusSettings(type="kafka", servers="127.0.0.1:1", partitions=PARTITIONS))
 
 
+@pytest.fixture
+def muted(config: KafkaConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[Broker, KafkaBusProducer]:
+    """A broker that takes batches and answers none, and a producer that waits 0.2 s for it."""
+    broker = Broker()
+    broker.mute = True
+    monkeypatch.setattr(bus_kafka, "AIOKafkaProducer", broker.producer)
+    return broker, KafkaBusProducer(config, PARTITIONS, timeout_s=0.2)
+
+
 async def appended(producer: KafkaBusProducer, partition: int, records: Sequence[bytes]) -> None:
     """Repeats the same records until it is known, as state does."""
     for _ in range(20):
@@ -150,13 +159,10 @@ async def test_a_topic_that_was_made_anew_with_fewer_partitions_takes_nothing(
 
 
 async def test_appends_that_wait_for_their_turn_are_told_in_time_while_no_broker_answers(
-    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+    muted: tuple[Broker, KafkaBusProducer],
 ) -> None:
     """Each before it takes its whole time: the hundredth caller of the HTTP API would wait for a hundred times that."""
-    broker = Broker()
-    broker.mute = True
-    monkeypatch.setattr(bus_kafka, "AIOKafkaProducer", broker.producer)
-    producer = KafkaBusProducer(config, PARTITIONS, timeout_s=0.2)
+    broker, producer = muted
     found = await asyncio.gather(*(producer.append({0: [b"%d" % n]}) for n in range(20)), return_exceptions=True)
     assert all(isinstance(one, Unavailable) for one in found)
     assert broker.asked < 10, "most were told while they waited"
@@ -167,19 +173,18 @@ async def test_appends_that_wait_for_their_turn_are_told_in_time_while_no_broker
 
 
 async def test_a_partition_that_takes_nothing_ends_no_append_of_another(
-    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+    muted: tuple[Broker, KafkaBusProducer],
 ) -> None:
-    broker = Broker()
-    broker.mute = True
-    monkeypatch.setattr(bus_kafka, "AIOKafkaProducer", broker.producer)
-    producer = KafkaBusProducer(config, PARTITIONS, timeout_s=0.2)
+    broker, producer = muted
     stuck = asyncio.create_task(producer.append({0: [b"x"]}))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(10):
+        while 0 not in broker.futures:  # noqa: ASYNC110 - the producer says it by what it sends
+            await asyncio.sleep(0)
     producer.timeout_s = 30.0
     other = asyncio.create_task(producer.append({1: [b"y"]}))
     with pytest.raises(Unavailable):
         await stuck
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # nothing is waited for: that the other one is not ended is what is looked at
     assert not other.done()
     broker.futures[1].set_result(None)
     await other

@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 from plato.local.cluster import LocalCluster
 from playwright.async_api import FilePayload, Page, expect
 
+from tests.faults.night import client_of
 from tests.faults.waiting import until
 from tests.product.browser import WAIT_MS, Person, browsers, installed, required
 
@@ -101,6 +102,41 @@ async def test_two_people_talk_answer_edit_recall_and_send_a_picture(town: Local
         await ben.page.keyboard.press("Escape")
         await expect(ben.page.get_by_role("dialog")).to_have_count(0)
         assert ann.faults == ben.faults == []
+
+
+async def test_events_of_what_was_left_meanwhile_are_no_fault_of_the_page(town: LocalCluster) -> None:
+    """A scroll or a key may come after its conversation, or the whole list, has gone from the page."""
+    async with browsers() as browser:
+        ann = await Person.enter(browser, town, "ann-e")
+        await ann.write_to("ben-e")
+        await ann.say("one")
+        await ann.sees("one")
+        messages = await ann.page.query_selector(".messages")
+        search = await ann.page.query_selector("nav.list input")
+        assert messages is not None
+        assert search is not None
+        await ann.write_to("cid-e")
+        await expect(ann.page.get_by_role("main", name="Conversation with cid-e")).to_be_visible()
+        await messages.evaluate("e => e.dispatchEvent(new Event('scroll'))")
+        await ann.page.get_by_role("navigation").get_by_role("button", name="Menu").click()
+        await ann.page.get_by_role("menuitem", name="Sign out").click()
+        await expect(ann.page.get_by_label("Your name")).to_be_visible(timeout=WAIT_MS)
+        await search.evaluate("e => e.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true}))")
+        assert ann.faults == []
+
+
+async def test_a_dialogue_begun_on_another_device_has_its_name(town: LocalCluster, tmp_path: Path) -> None:
+    """The rows alone do not say it: they are all this person's own, until somebody answers."""
+    phone, tablet = (client_of(town, "ann-o", tmp_path / name, "tcp") for name in ("phone.sqlite", "tablet.sqlite"))
+    async with browsers() as browser, phone:
+        ann = await Person.enter(browser, town, "ann-o")
+        async with tablet:
+            sent = await phone.send("are you there?", to="ben-o")
+            await expect(ann.page.locator("nav .line b")).to_have_text("ben-o", timeout=WAIT_MS)
+            await until(lambda: getattr(tablet.conversation(sent.conversation_id), "peer", "") == "ben-o", 30.0)
+        await ann.open("ben-o")
+        await ann.sees("are you there?")
+        assert ann.faults == []
 
 
 async def test_a_group_is_made_and_changed_found_and_left(town: LocalCluster) -> None:

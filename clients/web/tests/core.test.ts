@@ -207,6 +207,20 @@ test("a loss that shows while a Sync runs begins another one after it", () => {
   expect(kinds(machine.take(8).frames)).toEqual([CmdType.SYNC]);
 });
 
+test("whom a dialogue is with is asked where only own rows came", () => {
+  const machine = online();
+  const id = dialogueId("alice", "bob");
+  const own = { conversationId: id, seq: 1n, MsgID: 1n, fromUser: "alice" };
+  machine.frames(1, [frame(CmdType.PUSH, PushMsgSchema, own, 3n, 1n)], 6);
+  const asked = machine.take(6).frames.find((f) => wire.openCmd(f).Type === CmdType.SYNC)!;
+  const sync = fromBinary(SyncMsgSchema, wire.openCmd(asked).Payload);
+  expect(sync.cursors).toMatchObject([{ conversationId: id, seq: 0n }]); // one too low: it is listed though nothing is newer
+  machine.frames(1, [frame(CmdType.SYNCED, SyncedMsgSchema, { ref: sync.ref, items: [{ conversationId: id, newestSeq: 1n, peer: "bob" }] })], 7);
+  expect(machine.take(7).writes.places.get(id)?.peer).toBe("bob");
+  machine.frames(1, [frame(CmdType.PUSH, PushMsgSchema, { ...own, seq: 2n, prevSeq: 1n, MsgID: 2n }, 3n, 2n)], 8);
+  expect(kinds(machine.take(8).frames)).not.toContain(CmdType.SYNC);
+});
+
 test("REPLACED stops for good; the session is forgotten", () => {
   const machine = online();
   machine.frames(1, [frame(CmdType.KICK, KickMsgSchema, { code: Code.REPLACED })], 6);

@@ -348,6 +348,7 @@ def test_what_does_not_exist_yet_is_not_covered() -> None:
 def test_a_new_conversation_waits_for_its_first_cursor() -> None:
     made = Inbox([])
     thread = made.get(C)
+    thread.peer = "bob"
     assert made.offer(thread, row(31)) == []
     assert thread.behind
     assert made.cursors() == []

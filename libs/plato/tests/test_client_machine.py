@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plato.client import Phase
+from plato.client import ConversationChanged, Phase
 from plato.client.core.model import Effects, RefusedMessage, Session, Snapshot
 from plato.client.core.session import Machine
 from plato.client.store import Store
@@ -16,7 +16,7 @@ from plato.core.conversations import dialogue_id
 from plato.fakes.platform import Platform
 from plato.wire.v1 import client_pb2 as pb
 
-C = "d:conversation"
+C = dialogue_id("alice", "bob")
 
 
 def never() -> float:
@@ -442,6 +442,40 @@ def test_an_unreadable_conversation_ends_its_gap() -> None:
     (pull,) = line.sent(pb.PULL)
     line.receive(pb.PULLED, pb.PulledMsg(ref=pull.ref, code=Code.NOT_A_MEMBER, conversation_id=C))
     assert [a.push_no for a in line.sent(pb.ACK)] == [1]
+
+
+def test_whom_a_dialogue_is_with_is_asked_where_only_own_rows_came() -> None:
+    """Another device of this user began it, and nobody answered yet: the rows do not say with whom."""
+    line = Line()
+    line.receive(pb.PUSH, push(1, from_user="alice"), run=9, push_no=1)
+    (sync,) = line.sent(pb.SYNC)
+    assert list(sync.cursors) == [pb.Cursor(conversation_id=C, seq=0)], (
+        "one too low: it is listed though nothing is newer"
+    )
+    line.receive(pb.PUSH, push(2, from_user="alice"), run=9, push_no=2)
+    assert line.sent(pb.SYNC) == []
+    line.receive(
+        pb.SYNCED, pb.SyncedMsg(ref=sync.ref, items=[pb.SyncedItem(conversation_id=C, newest_seq=2, peer="bob")])
+    )
+    effects = line.take()
+    assert effects.writes.places[C].peer == "bob"
+    assert ConversationChanged(C) in effects.notices
+    kinds = [pb.MsgCmd.FromString(f).Type for f in effects.frames]
+    assert pb.SYNC in kinds, "the second row came while the first Sync ran"
+    line.receive(pb.PUSH, push(3, from_user="alice"), run=9, push_no=3)
+    line.receive(pb.SYNCED, pb.SyncedMsg(ref=sync.ref + 1))
+    assert line.sent(pb.SYNC) == []
+
+
+def test_what_the_other_one_writes_says_whom_a_dialogue_is_with() -> None:
+    line = Line()
+    line.receive(pb.PUSH, push(1), run=9, push_no=1)
+    effects = line.take()
+    assert effects.writes.places[C].peer == "bob"
+    assert pb.SYNC not in [pb.MsgCmd.FromString(f).Type for f in effects.frames]
+    me = dialogue_id("alice", "alice")
+    line.receive(pb.PUSH, push(1, from_user="alice", conversation_id=me), run=9, push_no=2)
+    assert line.take().writes.places[me].peer == "alice"
 
 
 def test_what_many_are_told_at_once_is_pulled_once_at_a_random_moment() -> None:

@@ -7,6 +7,7 @@
 //
 // Memory: a few words per conversation; the reorder buffer is bounded over all conversations, what does not fit is pulled.
 import { compareIds } from "./bytes";
+import { isDialogue } from "./conversations";
 import { type Place, type Row, UNPLACED } from "./model";
 import type { Cursors } from "./syncwalk";
 
@@ -48,6 +49,11 @@ export class Thread {
     return this.cursor !== UNPLACED;
   }
 
+  /** Whether a Sync has still to tell whom a dialogue is with: this user's own rows, written on another device, do not. */
+  get untold(): boolean {
+    return this.peer === "" && this.cursor > 0 && isDialogue(this.conversationId);
+  }
+
   /** Whether rows are known of that are not stored. */
   get behind(): boolean {
     return this.newestSeq > Math.max(this.cursor, 0);
@@ -79,10 +85,11 @@ export class Inbox {
     return thread;
   }
 
-  /** The cursors of every placed conversation, for Sync. */
+  /** The cursors of every placed conversation, for Sync, which lists those that are newer; so of who is to be told anyway, the
+   * cursor is one too low. */
   cursors(): Cursors {
     const pairs: Cursors = [];
-    for (const t of this.threads_.values()) if (t.placed) pairs.push([t.conversationId, t.cursor]);
+    for (const t of this.threads_.values()) if (t.placed) pairs.push([t.conversationId, t.cursor - Number(t.untold)]);
     return pairs.sort(([a], [b]) => compareIds(a, b));
   }
 

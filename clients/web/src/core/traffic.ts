@@ -47,6 +47,7 @@ export class Traffic {
   private line = new PushLine();
   private walk: SyncWalk | null = null;
   private walkUnsent = false; // the running Sync began in this round, so it covers what this round learns
+  private untold = false; // a Sync is due, that tells whom a dialogue is with
   private walkAgain = false; // something was lost after the running Sync began
   private walkHeals = false; // the running Sync follows a loss on this connection
   private pulls = new Map<string, number>(); // conversation → ref
@@ -119,7 +120,8 @@ export class Traffic {
 
   /** The end of a round: ask for gaps, send what is ready, acknowledge what is stored, note changed conversations. */
   flush(nowMs: number): void {
-    this.walkUnsent = false;
+    if (this.live && this.untold) this.resync(nowMs);
+    this.walkUnsent = this.untold = false;
     if (this.live) {
       this.askPulls(nowMs);
       for (const [entry, acked] of this.outbox.takeReady(nowMs)) this.out.frames.push(wire.up(entry, acked));
@@ -316,8 +318,6 @@ export class Traffic {
 
   private came(row: Row, numbered: boolean, nowMs: number): void {
     const thread = this.inbox.get(row.conversationId);
-    if (!thread.peer && this.user && isDialogue(row.conversationId) && row.conversationId === dialogueId(this.user, row.fromUser))
-      thread.peer = row.fromUser;
     this.readable(this.inbox.offer(thread, row));
     this.settleRow(row);
     this.touched(thread, numbered, nowMs);
@@ -333,8 +333,17 @@ export class Traffic {
         this.out.writes.changes.push(change);
         for (const h of this.histories.values()) if (h.id === row.conversationId) h.changes.push(change);
       }
+      this.meet(row);
       this.regroup(row);
     }
+  }
+
+  /** Whom a dialogue is with is known from what the other one writes; else a Sync has to tell it. */
+  private meet(row: Row): void {
+    const thread = this.inbox.get(row.conversationId);
+    if (thread.peer || !isDialogue(row.conversationId)) return;
+    if (this.user && row.conversationId === dialogueId(this.user, row.fromUser)) thread.peer = row.fromUser;
+    else this.untold = true;
   }
 
   /** What an operation says of its group; numbers of members are counted on only where nothing newer is known. */

@@ -172,9 +172,12 @@ export class Chat {
   private async refresh(): Promise<void> {
     if (this.refreshing) return;
     this.refreshing = true;
-    await whileOpen(this.refreshAll());
-    this.refreshing = false;
-    this.loaded.value = true;
+    try {
+      await whileOpen(this.refreshAll());
+    } finally {
+      this.refreshing = false; // whatever it was: the next news tries again
+      this.loaded.value = true;
+    }
   }
 
   private async refreshAll(): Promise<void> {

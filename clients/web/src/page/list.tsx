@@ -35,7 +35,8 @@ export function List({ chat, onNew, onNewGroup }: { chat: Chat; onNew: () => voi
 
   /** Arrows walk from the search field through all that can be opened. */
   const walk = (e: KeyboardEvent): void => {
-    const all = [search.current!, ...(list.current?.querySelectorAll<HTMLElement>("button.line") ?? [])];
+    if (!search.current) return; // who signed out meanwhile
+    const all = [search.current, ...(list.current?.querySelectorAll<HTMLElement>("button.line") ?? [])];
     const at = all.indexOf(document.activeElement as HTMLElement);
     if (at < 0) return;
     if (e.key === "ArrowDown" || e.key === "ArrowUp") {

@@ -127,7 +127,8 @@ function Messages({ talk, group, onView, onInfo }: { talk: Talk; group: boolean;
   }, [talk.target.value]);
 
   const scrolled = (): void => {
-    const element = box.current!;
+    const element = box.current;
+    if (!element) return; // a scroll of a conversation that was left meanwhile
     const left = element.scrollHeight - element.scrollTop - element.clientHeight;
     stick.current = left < NEAR_PX;
     setAway(left > 400);

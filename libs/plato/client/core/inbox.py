@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from plato.client.core.model import UNPLACED, Row
-from plato.core.conversations import GROUP_PREFIX
+from plato.core.conversations import DIALOGUE_PREFIX, GROUP_PREFIX
 
 BUFFER_ROWS: Final = 1_000
 BUFFER_BYTES: Final = 4 * 1024 * 1024
@@ -42,8 +42,13 @@ class Thread:
 
     @property
     def untold(self) -> bool:
-        """Whether a group's title and members are still to be told, by a Sync."""
-        return self.members == 0 and not self.left and self.cursor > 0 and self.conversation_id.startswith(GROUP_PREFIX)
+        """Whether a Sync has still to tell a group's title and members, or whom a dialogue is with: this user's own rows,
+        written on another device, do not."""
+        if self.cursor <= 0:
+            return False
+        if self.conversation_id.startswith(GROUP_PREFIX):
+            return self.members == 0 and not self.left
+        return not self.peer and self.conversation_id.startswith(DIALOGUE_PREFIX)
 
     @property
     def behind(self) -> bool:

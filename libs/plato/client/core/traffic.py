@@ -34,7 +34,7 @@ from plato.client.core.repeats import Chance, Request, Requests, Timing
 from plato.client.core.shared import SharedState
 from plato.client.core.syncwalk import SyncWalk
 from plato.core.codes import Action, action, text
-from plato.core.conversations import dialogue_id
+from plato.core.conversations import DIALOGUE_PREFIX, dialogue_id
 from plato.wire.v1 import client_pb2 as pb
 
 PULLS: Final = 2
@@ -91,7 +91,7 @@ class Traffic:
         self._histories: dict[int, None] = {}  # refs
         self._ref = 0
         self._dirty: dict[str, None] = {}  # conversations whose Place is to be written
-        self._untold = False  # a Sync is due, that tells what a group is like now
+        self._untold = False  # a Sync is due, that tells what a group is like now, or whom a dialogue is with
         self._placed: dict[bytes, pb.ReceiptMsg] = {}  # own operations with a place whose rows are still to be pulled
 
     # ── the life of a connection ─────────────────────────────────────────────────────────────────────────
@@ -305,8 +305,6 @@ class Traffic:
         """One message. Raises PeerError(MALFORMED)."""
         row = wire.row_of(push)
         thread = self.inbox.get(row.conversation_id)
-        if not thread.peer and self.user and row.conversation_id == dialogue_id(self.user, row.from_user):
-            thread.peer = row.from_user
         self._read(self.inbox.offer(thread, row))
         self._settle(row)
         self._touched(thread, numbered, now_ms)
@@ -335,8 +333,19 @@ class Traffic:
         for row in rows:
             self.out.writes.rows.append(row)
             self._dirty[row.conversation_id] = None
+            self._meet(row)
             if is_operation(row.msg_type):
                 self._operate(row)
+
+    def _meet(self, row: Row) -> None:
+        """Whom a dialogue is with is known from what the other one writes; else a Sync has to tell it."""
+        thread = self.inbox.get(row.conversation_id)
+        if thread.peer or not row.conversation_id.startswith(DIALOGUE_PREFIX):
+            return
+        if self.user and row.conversation_id == dialogue_id(self.user, row.from_user):
+            thread.peer = row.from_user
+        else:
+            self._untold = True
 
     def _operate(self, row: Row) -> None:
         """An operation became readable: what it changes is changed in the same transaction."""
@@ -452,8 +461,9 @@ class Traffic:
         self.shared.synced(page, self.out)
         for item in page.items:
             thread = self.inbox.get(item.conversation_id)
+            met = thread.untold and bool(item.peer)
             thread.peer = thread.peer or item.peer
-            if groups.told(thread, item, min(item.newest_seq, wire.MAX_SEQ)):
+            if groups.told(thread, item, min(item.newest_seq, wire.MAX_SEQ)) or met:
                 self.out.notices.append(ConversationChanged(item.conversation_id))
             self._untold = self._untold or (thread.untold and item.newest_seq < thread.group_seq)
             self._read(self.inbox.place(thread, min(item.first_cursor, wire.MAX_SEQ)))

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help setup up down status doctor test test-go test-kafka test-product lint types imports proto proto-check \
+.PHONY: help setup up down status doctor test test-go test-kafka test-product test-operator lint types imports proto proto-check \
 	settings-page settings-check openapi-page openapi-check crds-page crds-check manifests manifests-check mutants lock first-use ci clean \
 	testbed-up testbed-down testbed-check e2e e2e-fast images images-load bench web web-check web-test
 
@@ -14,6 +14,7 @@ help:
 	@echo "make down, status, doctor    stop it, look at it, look at this machine; make setup installs only"
 	@echo "make test        run the tests on real processes; ARGS=\"images/state -k r2\" picks some"
 	@echo "make test-product  groups, read state, the HTTP API, the browser client, on a whole cluster"
+	@echo "make test-operator  the planner, the operator's edge, the kubectl plugin, moves of slots between live shards"
 	@echo "make web         build the chat page from clients/web into libs/plato/web (needs Node 20); web-test, web-check test and compare it"
 	@echo "make test-go     the Go client of examples/go-client against a real cluster (needs go)"
 	@echo "make test-kafka  the bus on real Kafka brokers, killed and stopped (needs Java 17 and Maven)"
@@ -57,6 +58,9 @@ test-product: setup
 
 test-go: setup
 	@$(BIN)/python -m pytest tests/interop $(ARGS)
+
+test-operator: setup
+	@$(BIN)/python tools/run_tests.py --operator $(ARGS)
 
 web:
 	@bash tools/web.sh build

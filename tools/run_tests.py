@@ -5,6 +5,7 @@
     everything else   short and busy
     OTHERWISE         left out: make targets of their own run them
     PRODUCT           what `make test-product` runs (`run_tests.py --product`), in two runs as well
+    OPERATOR          what `make test-operator` runs (`run_tests.py --operator`), likewise
 
 The first run's output is shown live, the second's when it has ended; the last line adds the two up as pytest would say it.
 With arguments one pytest gets them all. Exit code 0 when both runs passed. What is started ends with this process.
@@ -39,8 +40,11 @@ PRODUCT = (
 """Groups to chat page: most of it on whole clusters and on a real database."""
 PRODUCT_APART = ("tests/product/test_[a-o]*.py", "tests/product/test_r*.py")
 """Those of them that wait most of the time."""
-OTHERWISE = ("tests/kafka", *PRODUCT)
-"""What `make test-kafka` and `make test-product` run."""
+OPERATOR = ("operator/tests", "libs/plato/tests/test_kubectl_plugin.py", "tests/faults/test_slot_moves.py")
+"""The operator's planner and edge against a played API server, and the moves of slots that it orders, on real shards."""
+OPERATOR_APART = ("operator/tests/test_operator_[a-h]*.py", "libs/plato/tests/test_kubectl_plugin.py")
+OTHERWISE = ("tests/kafka", *PRODUCT, *OPERATOR)
+"""What `make test-kafka`, `make test-product` and `make test-operator` run."""
 APART = (("tests/faults", "libs/plato/tests/test_local_supervisor.py", "tests/contract/test_grpc_liveness.py"),)
 """Paths, or patterns of them; a later list leaves out what an earlier one has."""
 
@@ -52,15 +56,20 @@ def lists() -> list[list[str]]:
     for patterns in APART:
         here = [str(p.relative_to(ROOT)) for pattern in patterns for p in sorted(ROOT.glob(pattern))]
         if here:  # without a path pytest would run everything
-            runs.append(["-p", "no:cacheprovider", *(f"--ignore={path}" for path in taken), *here])
+            ignored = [path for path in (*taken, *OTHERWISE) if any(path.startswith(f"{own}/") for own in here)]
+            runs.append(["-p", "no:cacheprovider", *(f"--ignore={path}" for path in ignored), *here])
         taken += here
     return [[f"--ignore={path}" for path in (*OTHERWISE, *taken)], *runs]
 
 
-def product() -> list[list[str]]:
-    """`lists`, of the product's tests."""
-    apart = [str(p.relative_to(ROOT)) for pattern in PRODUCT_APART for p in sorted(ROOT.glob(pattern))]
-    return [[*PRODUCT, *(f"--ignore={path}" for path in apart)], ["-p", "no:cacheprovider", *apart]]
+def halves(of: Sequence[str], apart: Sequence[str]) -> list[list[str]]:
+    """`lists`, of a group's tests: `of` without `apart`, and `apart`."""
+    waiting = [str(p.relative_to(ROOT)) for pattern in apart for p in sorted(ROOT.glob(pattern))]
+    busy = [path for path in of if path not in waiting]
+    return [[*busy, *(f"--ignore={path}" for path in waiting)], ["-p", "no:cacheprovider", *waiting]]
+
+
+GROUPS = {"--product": (PRODUCT, PRODUCT_APART), "--operator": (OPERATOR, OPERATOR_APART)}
 
 
 SLOWEST = ("--durations=12", "--durations-min=2.0")
@@ -87,8 +96,8 @@ def pytest(arguments: Sequence[str], output: IO[str] | int | None) -> subprocess
 
 def main(arguments: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
-    of_product = arguments[:1] == ["--product"]
-    arguments = arguments[of_product:]
+    group = GROUPS.get(arguments[0]) if arguments else None
+    arguments = arguments[group is not None :]
     if arguments:
         os.chdir(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
@@ -104,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, stop)
     counts: Counter[str] = Counter()
     with ExitStack() as files:
-        busy, *waiting = product() if of_product else lists()
+        busy, *waiting = halves(*group) if group else lists()
         rests = [files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in waiting]
         runs.append(pytest([*SLOWEST, *busy], subprocess.PIPE))
         runs.extend(pytest([*SLOWEST, *given], rest) for given, rest in zip(waiting, rests, strict=True))

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tools import run_tests
+
+TREES: Sequence[str] = tomllib.loads((run_tests.ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"][
+    "testpaths"
+]
 
 
 @pytest.mark.parametrize(
@@ -45,20 +52,27 @@ def test_both_runs_count(
     assert out.strip().splitlines()[-1].startswith("===== 2 passed in " if not code else "===== 1 failed, 1 passed in ")
 
 
-def test_each_test_is_in_one_run_only() -> None:
-    busy, *apart = run_tests.lists()
-    paths = [word for run in apart for word in run if not word.startswith("-") and word != "no:cacheprovider"]
-    assert len(paths) == len(set(paths))
-    assert busy == [f"--ignore={path}" for path in (*run_tests.OTHERWISE, *paths)]
-    for n, run in enumerate(apart):
-        before = [word for other in apart[:n] for word in other if word in paths]
-        assert [word for word in run if word.startswith("--ignore")] == [f"--ignore={path}" for path in before]
+def _files(arguments: Sequence[str]) -> set[str]:
+    """The test files that a run takes, as pytest reads its paths and what it is to ignore."""
+    paths = [word for word in arguments if not word.startswith("-") and word != "no:cacheprovider"]
+    ignored = tuple(word.removeprefix("--ignore=") for word in arguments if word.startswith("--ignore="))
+    root = run_tests.ROOT
+    found = {
+        str(file.relative_to(root))
+        for path in paths or TREES
+        for file in ([root / path] if path.endswith(".py") else (root / path).rglob("test_*.py"))
+    }
+    return {file for file in found if not any(file == i or file.startswith(f"{i}/") for i in ignored)}
 
 
-def test_what_is_run_otherwise_exists_and_the_product_is_run_once() -> None:
-    for path in run_tests.PRODUCT:
+def test_each_test_is_in_one_run_of_one_target_only() -> None:
+    runs = [*run_tests.lists(), *(half for group in run_tests.GROUPS.values() for half in run_tests.halves(*group))]
+    files = Counter(file for run in runs for file in _files(run))
+    assert [file for file, count in files.items() if count > 1] == []
+    assert {file for file in _files([]) - set(files) if not file.startswith("tests/kafka/")} == set()
+    assert all(_files(run) for run in runs)
+
+
+def test_what_is_run_otherwise_exists() -> None:
+    for path in run_tests.OTHERWISE:
         assert (run_tests.ROOT / path).exists(), path
-    busy, apart = run_tests.product()
-    paths = {word for word in apart if word.endswith(".py")}
-    assert paths
-    assert {word.removeprefix("--ignore=") for word in busy if word.startswith("--ignore")} == paths

@@ -17,7 +17,7 @@ import { Timing } from "../src/core/timing";
 import * as wire from "../src/core/wire";
 import { addresses, subject } from "../src/edge/access";
 import { codeOf } from "../src/edge/links";
-import { ACKMsgSchema, CmdType, KickMsgSchema, MsgCmdSchema, PushMsgSchema, ReadMsgSchema, StateMsgSchema, SyncMsgSchema, SyncedMsgSchema, UPMsgSchema } from "../src/wire/client_pb";
+import { ACKMsgSchema, CmdType, KickMsgSchema, MsgCmdSchema, PullMsgSchema, PulledMsgSchema, PushMsgSchema, ReadMsgSchema, ReceiptMsgSchema, StateMsgSchema, SyncMsgSchema, SyncedMsgSchema, UPMsgSchema } from "../src/wire/client_pb";
 
 const never = (): number => 0;
 const protocol = readFileSync(new URL("../../../docs/protocol.md", import.meta.url), "utf8");
@@ -219,6 +219,60 @@ test("whom a dialogue is with is asked where only own rows came", () => {
   expect(machine.take(7).writes.places.get(id)?.peer).toBe("bob");
   machine.frames(1, [frame(CmdType.PUSH, PushMsgSchema, { ...own, seq: 2n, prevSeq: 1n, MsgID: 2n }, 3n, 2n)], 8);
   expect(kinds(machine.take(8).frames)).not.toContain(CmdType.SYNC);
+});
+
+const group = groupId("alice", fromHex("00".repeat(16)));
+const operation = (seq: bigint, msgType: number, init: Parameters<typeof operationBody>[0], fromUser = "bob") => ({
+  conversationId: group, seq, prevSeq: seq - 1n, MsgID: seq, fromUser, msgType, Content: operationBody(init),
+});
+const asksSync = (frames: Uint8Array[]) => frames.find((f) => wire.openCmd(f).Type === CmdType.SYNC);
+
+test("what a Sync told of a group is not changed again by operations that are in it, nor by a Sync that is older than those", () => {
+  const machine = online();
+  const place = () => machine.traffic.inbox.get(group);
+  const told = (ref: bigint, newestSeq: bigint, members: number, title: string) =>
+    machine.traffic.synced(create(SyncedMsgSchema, { ref, items: [{ conversationId: group, newestSeq, members, title }] }), { kind: CmdType.SYNC, ref: Number(ref) } as never, 6);
+  machine.traffic.startSync(6);
+  told(2n, 3n, 3, "three");
+  for (const [seq, type, init] of [[1n, MsgType.GROUP_CREATE, { title: "one", users: ["alice", "bob"] }], [2n, MsgType.GROUP_ADD, { users: ["cid"] }], [3n, MsgType.GROUP_RENAME, { title: "three" }]] as const)
+    machine.traffic.pushed(create(PushMsgSchema, operation(seq, type, init as never)), false, 7);
+  expect([place().members, place().title]).toEqual([3, "three"]);
+  machine.traffic.pushed(create(PushMsgSchema, operation(4n, MsgType.GROUP_RENAME, { title: "four" })), false, 8);
+  machine.traffic.startSync(8);
+  told(3n, 3n, 3, "three");
+  expect(place().title).toBe("four");
+});
+
+test("who is added to a group again asks what it is like now", () => {
+  const machine = online();
+  machine.frames(1, [frame(CmdType.PUSH, PushMsgSchema, operation(1n, MsgType.GROUP_CREATE, { title: "old", users: ["alice", "bob"] }), 3n, 1n)], 6);
+  machine.frames(1, [frame(CmdType.PUSH, PushMsgSchema, operation(2n, MsgType.GROUP_REMOVE, { users: ["alice"] }), 3n, 2n)], 6);
+  expect(asksSync(machine.take(6).frames)).toBeUndefined();
+  expect(machine.traffic.inbox.get(group).left).toBe(true);
+  machine.frames(1, [frame(CmdType.PUSH, PushMsgSchema, { ...operation(9n, MsgType.GROUP_ADD, { users: ["alice"] }), prevSeq: 2n }, 3n, 3n)], 7);
+  const sync = fromBinary(SyncMsgSchema, wire.openCmd(asksSync(machine.take(7).frames)!).Payload);
+  expect(sync.cursors).toMatchObject([{ conversationId: group, seq: 8n }]);
+  machine.frames(1, [frame(CmdType.SYNCED, SyncedMsgSchema, { ref: sync.ref, items: [{ conversationId: group, newestSeq: 9n, title: "new", members: 2 }] })], 8);
+  expect(machine.take(8).writes.places.get(group)).toMatchObject({ title: "new", members: 2, left: false });
+});
+
+test("an own operation whose row will not come is settled by its receipt", () => {
+  for (const refused of [true, false]) {
+    const machine = online();
+    machine.frames(1, [frame(CmdType.PUSH, PushMsgSchema, operation(1n, MsgType.GROUP_CREATE, { title: "g", users: ["alice", "bob"] }), 3n, 1n)], 6);
+    const key = "ab".repeat(16);
+    machine.send(group, key, "", MsgType.GROUP_LEAVE, operationBody({}), 6);
+    machine.take(6);
+    const receipt = { clientMsgId: fromHex(key), conversationId: group, seq: 5n, prevSeq: 4n, msgId: 77n };
+    machine.frames(1, [frame(CmdType.RECEIPT, ReceiptMsgSchema, receipt, 3n, 2n)], 7);
+    const pulls = machine.take(7).frames.filter((f) => wire.openCmd(f).Type === CmdType.PULL);
+    const ref = fromBinary(PullMsgSchema, wire.openCmd(pulls[0]!).Payload).ref;
+    expect(machine.traffic.outbox.entries(group).length).toBe(1);
+    const answer = refused ? { ref, code: Code.NOT_A_MEMBER, conversationId: group } : { ref, conversationId: group, coveredFrom: 2n, coveredTo: 5n, newestSeq: 5n };
+    machine.frames(1, [frame(CmdType.PULLED, PulledMsgSchema, answer)], 8);
+    expect(machine.take(8).notices, `${refused}`).toContainEqual({ kind: "settled", conversationId: group, clientMsgId: key, msgId: "77", seq: 5 });
+    expect(machine.traffic.outbox.entries(group)).toEqual([]);
+  }
 });
 
 test("REPLACED stops for good; the session is forgotten", () => {

@@ -7,7 +7,7 @@
 //
 // Memory: a few words per conversation; the reorder buffer is bounded over all conversations, what does not fit is pulled.
 import { compareIds } from "./bytes";
-import { isDialogue } from "./conversations";
+import { isDialogue, isGroup } from "./conversations";
 import { type Place, type Row, UNPLACED } from "./model";
 import type { Cursors } from "./syncwalk";
 
@@ -21,6 +21,7 @@ export class Thread {
   title = "";
   members = 0;
   left = false;
+  groupSeq = 0;
   cursor = UNPLACED;
   floor = 0;
   newestSeq = 0;
@@ -49,9 +50,14 @@ export class Thread {
     return this.cursor !== UNPLACED;
   }
 
-  /** Whether a Sync has still to tell whom a dialogue is with: this user's own rows, written on another device, do not. */
+  /**
+   * Whether a Sync has still to tell a group's title and members, or whom a dialogue is with: this user's own rows, written on
+   * another device, do not.
+   */
   get untold(): boolean {
-    return this.peer === "" && this.cursor > 0 && isDialogue(this.conversationId);
+    if (this.cursor <= 0) return false;
+    if (isGroup(this.conversationId)) return this.members === 0 && !this.left;
+    return this.peer === "" && isDialogue(this.conversationId);
   }
 
   /** Whether rows are known of that are not stored. */

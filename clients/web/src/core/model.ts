@@ -45,6 +45,8 @@ export interface Place {
   title: string;
   members: number;
   left: boolean;
+  /** Title, members and left are as of here; stores of older pages have none. */
+  groupSeq?: number;
   cursor: number;
   floor: number;
   newestSeq: number;

@@ -7,8 +7,9 @@
 // Memory: see inbox.ts and outbox.ts; PULLS pulls, one Sync and HISTORIES history requests at a time.
 import { hex } from "./bytes";
 import { Action, Code, action } from "./codes";
-import { changeOf, isOperation, operationOf, MsgType } from "./content";
+import { changeOf, isOperation } from "./content";
 import { dialogueId, isDialogue } from "./conversations";
+import { operate, told } from "./groups";
 import { Inbox, Thread } from "./inbox";
 import { type Change, type Effects, type Entry, type Row, type Snapshot, noEffects } from "./model";
 import { type Arrival, PushLine } from "./numbers";
@@ -47,7 +48,8 @@ export class Traffic {
   private line = new PushLine();
   private walk: SyncWalk | null = null;
   private walkUnsent = false; // the running Sync began in this round, so it covers what this round learns
-  private untold = false; // a Sync is due, that tells whom a dialogue is with
+  private placed = new Map<string, ReceiptMsg>(); // own operations with a place whose rows are still to be pulled
+  private untold = false; // a Sync is due, that tells what a group is like now, or whom a dialogue is with
   private walkAgain = false; // something was lost after the running Sync began
   private walkHeals = false; // the running Sync follows a loss on this connection
   private pulls = new Map<string, number>(); // conversation → ref
@@ -214,11 +216,12 @@ export class Traffic {
     if (!entry || isOperation(entry.msgType)) {
       // Settled before: its row is stored, or a pull brings it. An operation's row is not what was sent: the platform adds to it.
       const thread = this.inbox.get(receipt.conversationId);
-      const seq = wire.clipped(receipt.seq);
-      if (seq > thread.cursor) {
-        this.inbox.hint(thread, seq);
-        this.touched(thread, numbered, nowMs);
-      } else if (entry) this.settle(entry, receipt.msgId.toString(), seq);
+      this.inbox.hint(thread, wire.clipped(receipt.seq));
+      if (entry) {
+        this.placed.set(entry.clientMsgId, receipt);
+        this.settlePlaced(thread);
+      }
+      this.touched(thread, numbered, nowMs);
       return;
     }
     const row: Row = {
@@ -244,7 +247,21 @@ export class Traffic {
       this.settle(entry, row.msgId, row.seq);
   }
 
+  /**
+   * Own operations whose rows will not come are settled by their receipts: they stand where this device has read, yet may not
+   * look (it was no member in between), or, `unread`, nothing may be read any more.
+   */
+  private settlePlaced(thread: Thread, unread = false): void {
+    if (this.placed.size === 0) return;
+    for (const entry of this.outbox.entries(thread.conversationId)) {
+      const receipt = this.placed.get(entry.clientMsgId);
+      const seq = receipt ? wire.clipped(receipt.seq) : 0;
+      if (receipt && (unread || seq <= thread.cursor)) this.settle(entry, receipt.msgId.toString(), seq);
+    }
+  }
+
   private settle(entry: Entry, msgId: string, seq: number): void {
+    this.placed.delete(entry.clientMsgId);
     this.outbox.settle(entry.clientMsgId);
     this.out.writes.unqueued.push(entry);
     const { conversationId, clientMsgId } = entry;
@@ -334,7 +351,8 @@ export class Traffic {
         for (const h of this.histories.values()) if (h.id === row.conversationId) h.changes.push(change);
       }
       this.meet(row);
-      this.regroup(row);
+      const thread = this.inbox.get(row.conversationId);
+      if (operate(thread, row, this.user)) this.untold ||= thread.untold;
     }
   }
 
@@ -344,38 +362,6 @@ export class Traffic {
     if (thread.peer || !isDialogue(row.conversationId)) return;
     if (this.user && row.conversationId === dialogueId(this.user, row.fromUser)) thread.peer = row.fromUser;
     else this.untold = true;
-  }
-
-  /** What an operation says of its group; numbers of members are counted on only where nothing newer is known. */
-  private regroup(row: Row): void {
-    const operation = operationOf(row.msgType, row.body);
-    if (!operation) return;
-    const thread = this.inbox.get(row.conversationId);
-    const newest = !thread.behind;
-    const me = this.user ?? "";
-    switch (row.msgType) {
-      case MsgType.GROUP_CREATE:
-        thread.title = operation.title;
-        thread.members = Math.max(thread.members, new Set([row.fromUser, ...operation.users]).size);
-        thread.left = false;
-        break;
-      case MsgType.GROUP_RENAME:
-        thread.title = operation.title;
-        break;
-      case MsgType.GROUP_ADD:
-        if (newest) thread.members += operation.users.length;
-        if (operation.users.includes(me)) thread.left = false;
-        break;
-      case MsgType.GROUP_REMOVE:
-        if (newest) thread.members -= operation.users.length;
-        if (operation.users.includes(me)) thread.left = true;
-        break;
-      case MsgType.GROUP_LEAVE:
-        if (newest) thread.members -= 1;
-        if (row.fromUser === me) thread.left = true;
-        break;
-    }
-    thread.members = Math.max(0, thread.members);
   }
 
   /**
@@ -427,6 +413,7 @@ export class Traffic {
     const [upto, newest] = [wire.clipped(pulled.coveredTo), wire.clipped(pulled.newestSeq)];
     const [readable, moved] = this.inbox.page(thread, rows, wire.clipped(pulled.coveredFrom), upto, newest);
     this.readable(readable);
+    this.settlePlaced(thread);
     this.dirty.add(thread.conversationId);
     if (!moved && request.fromSeq === thread.cursor + 1) {
       this.requests.putOff(request, nowMs); // the gap is there, its rows are not: not yet
@@ -462,7 +449,9 @@ export class Traffic {
       return;
     }
     this.pulls.delete(request.subject);
-    this.inbox.giveUp(this.inbox.get(request.subject));
+    const thread = this.inbox.get(request.subject);
+    this.settlePlaced(thread, true);
+    this.inbox.giveUp(thread);
     this.line.release(request.subject);
     this.dirty.add(request.subject);
   }
@@ -500,9 +489,8 @@ export class Traffic {
     for (const item of page.items) {
       const thread = this.inbox.get(item.conversationId);
       thread.peer ||= item.peer;
-      thread.title = item.title || thread.title;
-      thread.members = item.members || thread.members;
-      thread.left = item.left;
+      told(thread, item, wire.clipped(item.newestSeq));
+      this.untold ||= thread.untold && wire.clipped(item.newestSeq) < thread.groupSeq;
       this.inbox.hint(thread, wire.clipped(item.newestSeq));
       this.readable(this.inbox.place(thread, wire.clipped(item.firstCursor)));
       this.dirty.add(item.conversationId);

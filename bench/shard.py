@@ -1,8 +1,8 @@
 """A state shard that is played, so that a gateway can be measured: it sends every frame back over the real gRPC stream.
 
 `python -m bench.shard` prints its port and serves until its input ends. Like a real shard it keeps at most two batches
-untaken; what comes meanwhile fills the next one. A payload that begins with "F" goes to every connection, once as payload,
-with a suffix of 10 bytes each. Any worker_id is reserved for whoever asks.
+untaken; what comes meanwhile fills the next one; and frames in a row for one connection go as one run. A payload that begins
+with "F" goes to every connection, once as payload, with a suffix of 10 bytes each. Whoever asks has any worker_id reserved.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class _Waiting:
         self.conn_ids = array("Q")
         self.index = array("I")
         self.suffix_lengths = bytearray()
+        self.suffix_data = bytearray()
+        self.flags = bytearray()
 
     def batch(self) -> state_pb2.StateBatch:
         """All of it, for worker 0."""
@@ -41,10 +43,18 @@ class _Waiting:
             conn_ids=self.conn_ids.tobytes(),
             payload_index=self.index.tobytes(),
             suffix_lengths=bytes(self.suffix_lengths),
-            suffix_data=SUFFIX * (sum(self.suffix_lengths) // len(SUFFIX)),
-            flags=bytes(len(self.index)),
+            suffix_data=bytes(self.suffix_data),
+            flags=bytes(self.flags),
         )
         return batch
+
+    def add(self, conn_id: int, number: int, suffix: bytes, flag: int) -> None:
+        """One entry."""
+        self.conn_ids.append(conn_id)
+        self.index.append(number)
+        self.suffix_lengths.append(len(suffix))
+        self.suffix_data += suffix
+        self.flags.append(flag)
 
 
 class Reflecting(Alone):
@@ -93,21 +103,22 @@ class Reflecting(Alone):
         for kind, conn_id, n in zip(events.kinds, conn_ids, lengths, strict=True):
             end = at + n
             if kind == lanes.DATA:
+                start, frames = at, 0
                 while at < end:
                     size = int.from_bytes(data[at : at + 4], "big")
-                    payload = data[at + 4 : at + 4 + size]
+                    frames += 1
                     at += 4 + size
-                    number = len(to.lengths)
-                    to.lengths.append(size)
-                    to.payloads.append(payload)
-                    if payload[0] == _FAN_OUT:
-                        to.conn_ids.extend(live)
-                        to.index.extend([number] * len(live))
-                        to.suffix_lengths += bytes([len(SUFFIX)]) * len(live)
-                    else:
-                        to.conn_ids.append(conn_id)
-                        to.index.append(number)
-                        to.suffix_lengths.append(0)
+                number = len(to.lengths)
+                run = frames > 1
+                to.payloads.append(data[start if run else start + 4 : end])
+                to.lengths.append(len(to.payloads[-1]))
+                if data[start + 4] == _FAN_OUT:
+                    for each in live:
+                        to.add(each, number, SUFFIX, 0)
+                elif run:
+                    to.add(conn_id, number, frames.to_bytes(4, "little"), lanes.RUN)
+                else:
+                    to.add(conn_id, number, b"", 0)
             elif kind in (lanes.OPENED, lanes.NAMED):
                 live[conn_id] = None
             elif kind == lanes.CLOSED:

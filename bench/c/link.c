@@ -1,7 +1,8 @@
 // A link that is played, so that a worker can be measured alone: it lets the worker mint, and sends every frame back.
 //   link RUN_DIR                 listens at RUN_DIR/link.sock until the worker ends
-// Per EVENTS message one FRAMES message, one item per frame, and the credit, as a shard's stream returns them. A payload that begins with
-// 'F' goes to every connection, once as payload, with a suffix of 10 bytes for each: what a push carries of run and push_no.
+// Per EVENTS message one FRAMES message and the credit, as a shard's stream returns them: frames in a row for one connection are one
+// item, a run. A payload that begins with 'F' goes to every connection, once as payload, with a suffix of 10 bytes for each: what a
+// push carries of run and push_no.
 // The lane's messages are those of plato_gateway/core/lanes.py.
 #include "net.h"
 #include <sys/stat.h>
@@ -9,6 +10,7 @@
 
 enum { HELLO = 1, EVENTS_ = 2, CONFIG = 16, SLOTS = 17, ANNOUNCE = 18, CREDIT = 20, FRAMES = 21 };
 enum { OPENED = 1, DATA = 2, CLOSED = 3 };
+enum { RUN = 2 };  // of flags
 #define SUFFIX 10
 #define COST 13  // of an event beyond its data
 
@@ -18,7 +20,7 @@ typedef struct {
 } Bytes;
 
 static int lane;
-static Bytes out, lengths, payloads, ids, in;
+static Bytes out, lengths, payloads, ids, suffix_lengths, suffixes, flags, in;
 static uint64_t *live;
 static size_t live_have, live_count;
 
@@ -44,14 +46,9 @@ static void send_all(void) {
     out.size = 0;
 }
 
-static void frames_head(uint32_t payload_count, uint32_t payload_bytes, uint32_t count, size_t suffix) {
-    uint32_t heads[3] = {payload_count, payload_bytes, count};
-    head(FRAMES, 12 + 4 * (size_t)payload_count + payload_bytes + (14 + suffix) * (size_t)count);
-    add(&out, heads, 12);
-}
-
 static void fan_out(const uint8_t *payload, uint32_t size) {
-    frames_head(1, size, (uint32_t)live_count, SUFFIX);
+    head(FRAMES, 12 + 4 + size + (14 + SUFFIX) * live_count);
+    add(&out, (uint32_t[3]){1, size, (uint32_t)live_count}, 12);
     add(&out, &size, 4);
     add(&out, payload, size);
     add(&out, live, 8 * live_count);
@@ -71,7 +68,7 @@ static void take_events(const uint8_t *body, size_t size) {
     const uint8_t *kinds = body + 13, *conn_ids = kinds + count, *sizes = conn_ids + 8 * (size_t)count;
     const uint8_t *data = sizes + 4 * (size_t)count;
     uint64_t cost = size - 13;
-    lengths.size = payloads.size = ids.size = 0;
+    lengths.size = payloads.size = ids.size = flags.size = suffix_lengths.size = suffixes.size = 0;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t n;
         uint64_t conn_id;
@@ -86,31 +83,36 @@ static void take_events(const uint8_t *body, size_t size) {
                     live[k] = live[--live_count];
                     break;
                 }
+        } else if (kinds[i] == DATA && data[4] == 'F') {
+            fan_out(data + 4, n - 4);
         } else if (kinds[i] == DATA) {
-            for (const uint8_t *at = data, *end = data + n; at < end;) {
-                uint32_t length = big_endian(at);
-                if (at[4] == 'F')
-                    fan_out(at + 4, length);
-                else {
-                    add(&lengths, &length, 4);
-                    add(&payloads, at + 4, length);
-                    add(&ids, &conn_id, 8);
-                }
-                at += 4 + length;
-            }
+            uint32_t count = 0, head_bytes = 0, length;
+            for (const uint8_t *at = data, *end = data + n; at < end; at += 4 + big_endian(at)) count++;
+            uint8_t flag = count > 1 ? RUN : 0, suffix = count > 1 ? 4 : 0;
+            if (count == 1) head_bytes = 4;  // a frame alone travels without its length
+            length = n - head_bytes;
+            add(&lengths, &length, 4);
+            add(&payloads, data + head_bytes, length);
+            add(&ids, &conn_id, 8);
+            add(&flags, &flag, 1);
+            add(&suffix_lengths, &suffix, 1);
+            add(&suffixes, &count, suffix);
         }
         data += n;
     }
     uint32_t items = (uint32_t)(ids.size / 8);
     if (items) {
-        frames_head(items, (uint32_t)payloads.size, items, 0);
+        head(FRAMES, 12 + 4 * (size_t)items + payloads.size + 14 * (size_t)items + suffixes.size);
+        add(&out, (uint32_t[3]){items, (uint32_t)payloads.size, items}, 12);
         add(&out, lengths.at, lengths.size);
         add(&out, payloads.at, payloads.size);
         add(&out, ids.at, ids.size);
         out.at = grown(out.at, &out.have, out.size + 4 * (size_t)items);
         for (uint32_t i = 0; i < items; i++) memcpy(out.at + out.size + 4 * (size_t)i, &i, 4);
         out.size += 4 * (size_t)items;
-        add(&out, NULL, 2 * (size_t)items);  // no suffixes, no flags
+        add(&out, suffix_lengths.at, suffix_lengths.size);
+        add(&out, flags.at, flags.size);
+        add(&out, suffixes.at, suffixes.size);
     }
     head(CREDIT, 9);
     add(&out, body, 1);

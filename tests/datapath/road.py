@@ -286,7 +286,7 @@ async def open_road() -> AsyncIterator[Road]:
     main = asyncio.create_task(state.main())
     gateway = Gateway()
     road = Road(gateway, state, bus, messages, tokens, topology)
-    hello = state_pb2.LinkHello(gateway="edge-0", uid="g", worker_id=GATEWAY, workers=1, link_boot=1)
+    hello = state_pb2.LinkHello(gateway="edge-0", uid="g", worker_id=GATEWAY, workers=1, link_boot=1, runs=True)
 
     def changed(stream: ShardStream) -> None:
         if stream.attached:

@@ -56,7 +56,7 @@ class Downlink:
         sockets, payloads, suffix_data = self._sockets, frames.payloads, frames.suffix_data
         find, kind = sockets.fd_of.get, sockets.kind
         gathered: dict[int, list[bytes]] = {}
-        at = unknown = last_id = 0
+        at = unknown = more = last_id = 0
         fd: int | None = None
         tcp = False
         pieces: list[bytes] = []
@@ -78,6 +78,11 @@ class Downlink:
                 unknown += 1
                 continue
             payload = payloads[i]
+            if flags & lanes.RUN:
+                pieces.append(payload if tcp else websocket.messages(payload))
+                more += int.from_bytes(suffix_data[at : at + n], "little") - 1
+                at += n
+                continue
             head = _pack_length(len(payload) + n) if tcp else websocket.head(len(payload) + n)
             if n:
                 pieces += (head, payload, suffix_data[at : at + n])
@@ -89,7 +94,7 @@ class Downlink:
                 self._close(fd, 0, b"".join(pieces), websocket.NORMAL)
                 fd = None
         self._stats.frames_unknown += unknown
-        self._stats.frames_out += len(frames.conn_ids) - unknown
+        self._stats.frames_out += len(frames.conn_ids) - unknown + more
         for to, parts in gathered.items():
             self.send(to, b"".join(parts))
 
@@ -97,20 +102,27 @@ class Downlink:
         """A batch in which no connection gets two frames, the usual one: nothing to gather, no calls per frame."""
         sockets, payloads, suffix_data = self._sockets, frames.payloads, frames.suffix_data
         find, kind, queues, tls, write = sockets.fd_of.get, sockets.kind, sockets.queues, sockets.tls, os.write
-        at = unknown = bytes_out = 0
+        at = unknown = more = bytes_out = 0
         for conn_id, i, n, flags in zip(
             frames.conn_ids, frames.index, frames.suffix_lengths, frames.flags, strict=True
         ):
             fd = find(conn_id)
             data = payloads[i]
-            if n:
+            if flags & lanes.RUN:
+                if fd is not None:
+                    more += int.from_bytes(suffix_data[at : at + n], "little") - 1
+                    if kind[fd] != TCP:
+                        data = websocket.messages(data)
+                at += n
+            elif n:
                 data += suffix_data[at : at + n]
                 at += n
             if fd is None:
                 unknown += 1
                 continue
-            size = len(data)
-            data = (_pack_length(size) if kind[fd] == TCP else websocket.head(size)) + data
+            if not flags & lanes.RUN:
+                size = len(data)
+                data = (_pack_length(size) if kind[fd] == TCP else websocket.head(size)) + data
             if flags & lanes.CLOSE_AFTER:
                 self._close(fd, 0, data, websocket.NORMAL)
                 continue
@@ -127,7 +139,7 @@ class Downlink:
                 self._sent(fd, sockets.wait(fd, data[wrote:], cut=True))
         sockets.bytes_out += bytes_out
         self._stats.frames_unknown += unknown
-        self._stats.frames_out += len(frames.conn_ids) - unknown
+        self._stats.frames_out += len(frames.conn_ids) - unknown + more
 
     def send(self, fd: int, data: bytes) -> None:
         """Sends framed bytes to a connection; closes it if it is broken or past its bound."""

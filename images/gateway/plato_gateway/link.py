@@ -357,6 +357,7 @@ class Link:
             worker_id=self._own.worker_id,
             workers=self._settings.gateway.workers,
             link_boot=self._boot,
+            runs=True,
         )
         self._heard_s[name] = time.monotonic()
         group, lanes_of = self._groups.of[name], self.lanes

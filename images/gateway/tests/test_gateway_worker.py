@@ -358,6 +358,40 @@ def test_frames_are_sent_with_their_suffix_and_only_to_who_is_here(start: Start)
     w.link.until(lambda: w.link.stats.frames_unknown == 1 and w.link.stats.frames_out == 3)
 
 
+def test_a_run_is_its_frames_whatever_stands_beside_it_on_tcp_and_websocket(start: Start) -> None:
+    w = start()
+    runs = [(b"one", b"two"), (b"x" * 70_000, b"z", b"y" * 130)]
+    with w.connect() as tcp, w.connect(w.settings.gateway.ws_port) as ws:
+        ws.sendall(UPGRADE % b"")
+        ids = [w.link.conn_id_of(tcp), w.link.conn_id_of(ws)]
+        assert _until(ws, b"\r\n\r\n").startswith(b"HTTP/1.1 101 ")
+        out = 0
+        for run in runs:
+            data, count = b"".join(map(pack, run)), len(run).to_bytes(4, "little")
+            w.link.frames([(i, data, count, lanes.RUN) for i in (*ids, 12345)])  # no connection twice
+            three = ((b"before", b"-", 0), (data, count, lanes.RUN), (b"behind", b"", 0))
+            w.link.frames([(i, *entry) for i in ids for entry in three])
+            out += 2 * (2 * len(run) + 2)
+            want = [*run, b"before-", *run, b"behind"]
+            assert [read_frame(tcp) for _ in want] == want
+            assert [_message(ws) for _ in want] == want
+        w.link.until(lambda: w.link.stats.frames_out == out and w.link.stats.frames_unknown == len(runs))
+
+
+def test_a_run_for_who_does_not_read_waits_and_comes_whole(start: Start) -> None:
+    w = start(send_queue_bytes=8 * 1024 * 1024)
+    with w.connect() as sock:
+        conn_id = w.link.conn_id_of(sock)
+        frames = [b"%d" % n + b"x" * 60_000 for n in range(64)]
+        for at in range(0, 64, 8):
+            w.link.frames([(conn_id, b"".join(map(pack, frames[at : at + 8])), b"\x08\0\0\0", lanes.RUN)])
+        w.link.frames([(conn_id, b"bye", b"", lanes.CLOSE_AFTER)])
+        got = []
+        while frame := read_frame(sock):
+            got.append(frame)
+        assert got == [*frames, b"bye"]
+
+
 def test_a_frame_for_a_closed_connection_never_reaches_the_next_one_at_its_fd(start: Start) -> None:
     w = start()
     old = w.connect()
@@ -824,6 +858,22 @@ UPGRADE = (
 def _masked(opcode: int, body: bytes, *, fin: bool = True) -> bytes:
     assert len(body) < 126
     return bytes([(0x80 if fin else 0) | opcode, 0x80 | len(body)]) + b"\0\0\0\0" + body
+
+
+def _until(sock: socket.socket, end: bytes) -> bytes:
+    got = b""
+    while not got.endswith(end):
+        got += sock.recv(1)
+    return got
+
+
+def _message(sock: socket.socket) -> bytes:
+    """The next binary message that came."""
+    kind, length = sock.recv(2, socket.MSG_WAITALL)
+    assert kind == 0x82
+    if more := {126: 2, 127: 8}.get(length, 0):
+        length = int.from_bytes(sock.recv(more, socket.MSG_WAITALL), "big")
+    return sock.recv(length, socket.MSG_WAITALL)
 
 
 def test_websocket_bytes_right_behind_the_upgrade_are_taken(start: Start) -> None:

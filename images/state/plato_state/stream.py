@@ -2,6 +2,7 @@
 
     add(conn_id, frame, suffix, flag) ─▸ columns per worker, payloads shared ─▸ sealed batches ─▸ ≤ 2 untaken on the wire
 
+Answers in a row for one connection, as a burst of uplinks gets them, are one entry: a run, which the worker writes as it is.
 The next batch fills while two are untaken. Memory: HARD_BYTES; pushes are refused past PUSH_BYTES already, so that
 answers and closes still find room.
 """
@@ -9,6 +10,7 @@ answers and closes still find room.
 from __future__ import annotations
 
 import asyncio
+import struct
 import sys
 from array import array
 from collections import deque
@@ -26,7 +28,11 @@ ENTRY_BYTES: Final = 24
 
 SEND: Final = 0
 SEND_AND_CLOSE: Final = 1
+RUN: Final = 2
+"""The flags of one frame, of a connection's last one, and of several (WorkerFrames)."""
 
+_LENGTH: Final = struct.Struct(">I")
+_COUNT: Final = struct.Struct("<I")
 _SWAP: Final = sys.byteorder != "little"
 
 
@@ -87,6 +93,7 @@ class LinkStream:
         self.gateway = hello.gateway
         self.worker_id = hello.worker_id
         self.workers = max(1, hello.workers)
+        self._runs = hello.runs
         self.announced: set[int] = set()
         """Workers that announced themselves completely on this stream."""
         self.wake = asyncio.Event()
@@ -102,12 +109,14 @@ class LinkStream:
         self._not_owner_epoch = 0
         self._serves: tuple[int, bytes] | None = None
         self._sealed: deque[tuple[state_pb2.StateBatch, int]] = deque()
-        self._payloads: list[bytes] = []
+        self._payloads: list[bytes | bytearray] = []
         self._lengths = array("I")
         self._shared: dict[bytes, int] = {}
         self._notices: dict[str, _Notice] = {}
         self._columns: dict[int, _Worker] = {}
         self._size = 0
+        self._last_id = 0
+        """Whose the newest payload and its only entry are, if one more of its frames may follow there; else 0."""
 
     @property
     def has_room(self) -> bool:
@@ -116,6 +125,14 @@ class LinkStream:
 
     def add(self, conn_id: int, frame: bytes, flag: int = SEND) -> bool:
         """Queues a frame for one connection. False: there is no room, it is dropped."""
+        if flag == SEND and self._runs:
+            if conn_id == self._last_id:
+                return self._join(conn_id, frame)
+            if not self._add(conn_id, frame, b"", flag, len(self._payloads), HARD_BYTES):
+                return False
+            if self._size:  # else this frame filled the batch, it is sealed
+                self._last_id = conn_id
+            return True
         return self._add(conn_id, frame, b"", flag, len(self._payloads), HARD_BYTES)
 
     def push(self, conn_id: int, frame: bytes, suffix: bytes) -> bool:
@@ -132,7 +149,7 @@ class LinkStream:
             old = self._payloads[notice.index]
             self._payloads[notice.index] = frame
             self._lengths[notice.index] = len(frame)
-            self._shared.pop(old, None)
+            self._shared.pop(bytes(old), None)
             self._shared[frame] = notice.index
             self._size += len(frame) - len(old)
             self.queued_bytes += len(frame) - len(old)
@@ -204,6 +221,7 @@ class LinkStream:
     def _add(self, conn_id: int, frame: bytes, suffix: bytes, flag: int, index: int, limit: int) -> bool:
         if self.queued_bytes >= limit or self.closed_why:
             return False
+        self._last_id = 0
         fresh = index < 0 or index == len(self._payloads)
         if fresh:
             if index < 0:
@@ -223,6 +241,30 @@ class LinkStream:
         size = ENTRY_BYTES + len(suffix) + (len(frame) if fresh else 0)
         if not self._size:
             self.wake.set()
+        self._size += size
+        self.queued_bytes += size
+        if self._size >= BATCH_BYTES:
+            self._seal()
+        return True
+
+    def _join(self, conn_id: int, frame: bytes) -> bool:
+        """One more frame for the connection whose answer came last."""
+        if self.queued_bytes >= HARD_BYTES or self.closed_why:
+            return False
+        columns = self._columns[slot_of(conn_id) % self.workers]
+        run = self._payloads[-1]
+        if isinstance(run, bytearray):
+            (count,) = _COUNT.unpack_from(columns.suffix_data, len(columns.suffix_data) - _COUNT.size)
+            _COUNT.pack_into(columns.suffix_data, len(columns.suffix_data) - _COUNT.size, count + 1)
+        else:
+            run = self._payloads[-1] = bytearray(_LENGTH.pack(len(run)) + run)
+            columns.flags[-1] = RUN
+            columns.suffix_lengths[-1] = _COUNT.size
+            columns.suffix_data += _COUNT.pack(2)
+        run += _LENGTH.pack(len(frame))
+        run += frame
+        self._lengths[-1] = len(run)
+        size = ENTRY_BYTES + len(frame)
         self._size += size
         self.queued_bytes += size
         if self._size >= BATCH_BYTES:
@@ -249,4 +291,4 @@ class LinkStream:
         self._shared = {}
         self._notices = {}
         self._columns = {}
-        self._size = 0
+        self._size = self._last_id = 0

@@ -26,6 +26,7 @@ from plato.wire.v1 import state_pb2, state_pb2_grpc
 from plato.wire.v1.bus_pb2 import Record
 from plato_state.service import Ports, StateShard
 from plato_state.shard import ticks
+from plato_state.stream import RUN
 
 STAMP_MS = 1_800_000_000_000
 WORKER_ID = 7
@@ -366,7 +367,7 @@ class Link:
         stub: Any = state_pb2_grpc.StateStub(self._channel)
         self._call: Any = stub.Attach()
         hello = state_pb2.LinkHello(
-            gateway="edge-0", uid="g", worker_id=self.worker_id, workers=self.workers, link_boot=link_boot
+            gateway="edge-0", uid="g", worker_id=self.worker_id, workers=self.workers, link_boot=link_boot, runs=True
         )
         await self._write(state_pb2.LinkBatch(hello=hello))
         self._reader = asyncio.create_task(self._read())
@@ -448,16 +449,16 @@ class Link:
             while isinstance(batch := await self._call.read(), state_pb2.StateBatch):
                 self.batches.append(batch)
                 self._shard_took = max(self._shard_took, batch.taken)
-                for conn_id, received in unpack(batch):
-                    self.got.setdefault(conn_id, []).append(received)
+                for conn_id, frame, closes in unpack(batch):
+                    self.got.setdefault(conn_id, []).append(Received(frame, closes))
                 if batch.batch_no and not self.hold_taken:
                     self._taken = batch.batch_no
                     await self._write(state_pb2.LinkBatch(taken=self._taken))
         self.ended.set()
 
 
-def unpack(batch: state_pb2.StateBatch) -> Iterator[tuple[int, Received]]:
-    """The frames of a StateBatch, as a worker would send them."""
+def unpack(batch: state_pb2.StateBatch) -> Iterator[tuple[int, bytes, bool]]:
+    """The frames of a StateBatch, as a worker would send them, and whether it then closes."""
     payloads, at = [], 0
     for length in array("I", batch.payload_lengths):
         payloads.append(batch.payload_data[at : at + length])
@@ -470,7 +471,12 @@ def unpack(batch: state_pb2.StateBatch) -> Iterator[tuple[int, Received]]:
         for conn_id, index, length, flag in zip(ids, indexes, columns.suffix_lengths, columns.flags, strict=True):
             suffix = columns.suffix_data[at : at + length]
             at += length
-            yield conn_id, Received(payloads[index] + suffix, bool(flag))
+            if flag != RUN:
+                yield conn_id, payloads[index] + suffix, bool(flag)
+                continue
+            run = frames.FrameReader().feed(payloads[index])
+            assert len(run) == int.from_bytes(suffix, "little") > 1
+            yield from ((conn_id, frame, False) for frame in run)
 
 
 class Client:

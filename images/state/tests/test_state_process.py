@@ -24,7 +24,7 @@ from plato.core import frames
 from plato.topology.record import Shard, Topology, even_ranges
 from plato.wire.v1 import client_pb2 as pb
 from plato.wire.v1 import state_pb2, state_pb2_grpc
-from state_harness import ALL_SLOTS, BEGIN, DATA, END, OPENED, command, unpack, up
+from state_harness import ALL_SLOTS, BEGIN, DATA, END, OPENED, Received, command, unpack, up
 
 PREFIX = "state-process:"
 
@@ -146,7 +146,7 @@ async def talk(place: Place, conn_id: int, *payloads: bytes) -> list[Any]:
             while len(got) < wanted:
                 reply = await asyncio.wait_for(call.read(), 10)
                 assert isinstance(reply, state_pb2.StateBatch), call
-                got += [r for _, r in unpack(reply) if r.kind == pb.ACK]
+                got += [r for r in (Received(frame, closes) for _, frame, closes in unpack(reply)) if r.kind == pb.ACK]
                 await call.write(state_pb2.LinkBatch(taken=reply.batch_no))
         call.cancel()
     return got

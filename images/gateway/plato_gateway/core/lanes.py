@@ -56,6 +56,8 @@ END: Final = 6
 
 CLOSE_AFTER: Final = 1
 """Bit of a frame's flags: close when it is written."""
+RUN: Final = 2
+"""Bit of a frame's flags: the payload is whole frames with their lengths, the suffix their number, u32 little-endian."""
 
 EVENT_COST_BYTES: Final = 13
 """What an event costs of a group's credit beyond its data: the columns' bytes."""

@@ -59,6 +59,16 @@ def head(length: int) -> bytes:
     return _HEAD64.pack(BINARY_HEAD, 127, length)
 
 
+def messages(run: bytes) -> bytes:
+    """Frames that stand in a row, each with its 4-byte big-endian length, as unmasked binary messages."""
+    parts, at, end = [], 0, len(run)
+    while at < end:
+        start = at + 4
+        at = start + int.from_bytes(run[start - 4 : start], "big")
+        parts += (head(at - start), run[start:at])
+    return b"".join(parts)
+
+
 def close_frame(status: int, reason: str = "") -> bytes:
     """An unmasked close frame; the reason is cut to fit."""
     body = struct.pack(">H", status) + reason.encode()[:123].decode(errors="ignore").encode()

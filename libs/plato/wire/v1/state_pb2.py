@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19plato/wire/v1/state.proto\x12\rplato.wire.v1\"`\n\tLinkHello\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\r\x12\x0f\n\x07workers\x18\x04 \x01(\r\x12\x11\n\tlink_boot\x18\x05 \x01(\x04\"|\n\x0cWorkerEvents\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04\x62oot\x18\x02 \x01(\x04\x12\x0e\n\x06\x61ttach\x18\x03 \x01(\x04\x12\r\n\x05kinds\x18\x04 \x01(\x0c\x12\x10\n\x08\x63onn_ids\x18\x05 \x01(\x0c\x12\x0f\n\x07lengths\x18\x06 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\"\xb7\x01\n\tLinkBatch\x12\x10\n\x08\x62\x61tch_no\x18\x01 \x01(\x04\x12\'\n\x05hello\x18\x02 \x01(\x0b\x32\x18.plato.wire.v1.LinkHello\x12+\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x1b.plato.wire.v1.WorkerEvents\x12\r\n\x05taken\x18\x04 \x01(\x04\x12\x10\n\x08redirect\x18\x05 \x01(\x0c\x12!\n\x04shed\x18\x06 \x01(\x0b\x32\x13.plato.wire.v1.Shed\"$\n\x04Shed\x12\x10\n\x08\x63onn_ids\x18\x01 \x01(\x0c\x12\n\n\x02to\x18\x02 \x03(\t\"\x83\x01\n\x0cWorkerFrames\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x10\n\x08\x63onn_ids\x18\x02 \x01(\x0c\x12\x15\n\rpayload_index\x18\x03 \x01(\x0c\x12\x16\n\x0esuffix_lengths\x18\x04 \x01(\x0c\x12\x13\n\x0bsuffix_data\x18\x05 \x01(\x0c\x12\r\n\x05\x66lags\x18\x06 \x01(\x0c\"\xc8\x01\n\nStateBatch\x12\x10\n\x08\x62\x61tch_no\x18\x01 \x01(\x04\x12\r\n\x05taken\x18\x02 \x01(\x04\x12\x17\n\x0fpayload_lengths\x18\x03 \x01(\x0c\x12\x14\n\x0cpayload_data\x18\x04 \x01(\x0c\x12+\n\x06\x66rames\x18\x05 \x03(\x0b\x32\x1b.plato.wire.v1.WorkerFrames\x12\x17\n\x0fnot_owner_epoch\x18\x06 \x01(\x04\x12\x0e\n\x06serves\x18\x07 \x01(\x0c\x12\x14\n\x0cserves_epoch\x18\x08 \x01(\x04\"P\n\x0eReserveRequest\x12\x11\n\tworker_id\x18\x01 \x01(\r\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\x04\x12\x10\n\x08\x61head_ms\x18\x04 \x01(\r\"J\n\x0cReserveReply\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0f\n\x07\x66rom_ms\x18\x02 \x01(\x04\x12\x10\n\x08until_ms\x18\x03 \x01(\x04\x12\x0b\n\x03msg\x18\x04 \x01(\t\"^\n\x0e\x44\x65liverRequest\x12\x10\n\x08payloads\x18\x01 \x03(\x0c\x12\x10\n\x08\x63onn_ids\x18\x02 \x01(\x0c\x12\x15\n\rpayload_index\x18\x03 \x01(\x0c\x12\x11\n\ttrace_ids\x18\x04 \x03(\x0c\".\n\x0c\x44\x65liverReply\x12\x0f\n\x07untaken\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x1d\n\x0c\x44irtyRequest\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\"\x1a\n\nDirtyReply\x12\x0c\n\x04\x64one\x18\x01 \x01(\x04\"D\n\x0fReplacedRequest\x12\x0f\n\x07\x63onn_id\x18\x01 \x01(\x04\x12\x12\n\nby_conn_id\x18\x02 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x03 \x01(\r\"\x0f\n\rReplacedReply2\xe3\x02\n\x05State\x12\x41\n\x06\x41ttach\x12\x18.plato.wire.v1.LinkBatch\x1a\x19.plato.wire.v1.StateBatch(\x01\x30\x01\x12\x45\n\x07Reserve\x12\x1d.plato.wire.v1.ReserveRequest\x1a\x1b.plato.wire.v1.ReserveReply\x12\x45\n\x07\x44\x65liver\x12\x1d.plato.wire.v1.DeliverRequest\x1a\x1b.plato.wire.v1.DeliverReply\x12?\n\x05\x44irty\x12\x1b.plato.wire.v1.DirtyRequest\x1a\x19.plato.wire.v1.DirtyReply\x12H\n\x08Replaced\x12\x1e.plato.wire.v1.ReplacedRequest\x1a\x1c.plato.wire.v1.ReplacedReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19plato/wire/v1/state.proto\x12\rplato.wire.v1\"n\n\tLinkHello\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\r\x12\x0f\n\x07workers\x18\x04 \x01(\r\x12\x11\n\tlink_boot\x18\x05 \x01(\x04\x12\x0c\n\x04runs\x18\x06 \x01(\x08\"|\n\x0cWorkerEvents\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04\x62oot\x18\x02 \x01(\x04\x12\x0e\n\x06\x61ttach\x18\x03 \x01(\x04\x12\r\n\x05kinds\x18\x04 \x01(\x0c\x12\x10\n\x08\x63onn_ids\x18\x05 \x01(\x0c\x12\x0f\n\x07lengths\x18\x06 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\"\xb7\x01\n\tLinkBatch\x12\x10\n\x08\x62\x61tch_no\x18\x01 \x01(\x04\x12\'\n\x05hello\x18\x02 \x01(\x0b\x32\x18.plato.wire.v1.LinkHello\x12+\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x1b.plato.wire.v1.WorkerEvents\x12\r\n\x05taken\x18\x04 \x01(\x04\x12\x10\n\x08redirect\x18\x05 \x01(\x0c\x12!\n\x04shed\x18\x06 \x01(\x0b\x32\x13.plato.wire.v1.Shed\"$\n\x04Shed\x12\x10\n\x08\x63onn_ids\x18\x01 \x01(\x0c\x12\n\n\x02to\x18\x02 \x03(\t\"\x83\x01\n\x0cWorkerFrames\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x10\n\x08\x63onn_ids\x18\x02 \x01(\x0c\x12\x15\n\rpayload_index\x18\x03 \x01(\x0c\x12\x16\n\x0esuffix_lengths\x18\x04 \x01(\x0c\x12\x13\n\x0bsuffix_data\x18\x05 \x01(\x0c\x12\r\n\x05\x66lags\x18\x06 \x01(\x0c\"\xc8\x01\n\nStateBatch\x12\x10\n\x08\x62\x61tch_no\x18\x01 \x01(\x04\x12\r\n\x05taken\x18\x02 \x01(\x04\x12\x17\n\x0fpayload_lengths\x18\x03 \x01(\x0c\x12\x14\n\x0cpayload_data\x18\x04 \x01(\x0c\x12+\n\x06\x66rames\x18\x05 \x03(\x0b\x32\x1b.plato.wire.v1.WorkerFrames\x12\x17\n\x0fnot_owner_epoch\x18\x06 \x01(\x04\x12\x0e\n\x06serves\x18\x07 \x01(\x0c\x12\x14\n\x0cserves_epoch\x18\x08 \x01(\x04\"P\n\x0eReserveRequest\x12\x11\n\tworker_id\x18\x01 \x01(\r\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\x04\x12\x10\n\x08\x61head_ms\x18\x04 \x01(\r\"J\n\x0cReserveReply\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0f\n\x07\x66rom_ms\x18\x02 \x01(\x04\x12\x10\n\x08until_ms\x18\x03 \x01(\x04\x12\x0b\n\x03msg\x18\x04 \x01(\t\"^\n\x0e\x44\x65liverRequest\x12\x10\n\x08payloads\x18\x01 \x03(\x0c\x12\x10\n\x08\x63onn_ids\x18\x02 \x01(\x0c\x12\x15\n\rpayload_index\x18\x03 \x01(\x0c\x12\x11\n\ttrace_ids\x18\x04 \x03(\x0c\".\n\x0c\x44\x65liverReply\x12\x0f\n\x07untaken\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x1d\n\x0c\x44irtyRequest\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\"\x1a\n\nDirtyReply\x12\x0c\n\x04\x64one\x18\x01 \x01(\x04\"D\n\x0fReplacedRequest\x12\x0f\n\x07\x63onn_id\x18\x01 \x01(\x04\x12\x12\n\nby_conn_id\x18\x02 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x03 \x01(\r\"\x0f\n\rReplacedReply2\xe3\x02\n\x05State\x12\x41\n\x06\x41ttach\x12\x18.plato.wire.v1.LinkBatch\x1a\x19.plato.wire.v1.StateBatch(\x01\x30\x01\x12\x45\n\x07Reserve\x12\x1d.plato.wire.v1.ReserveRequest\x1a\x1b.plato.wire.v1.ReserveReply\x12\x45\n\x07\x44\x65liver\x12\x1d.plato.wire.v1.DeliverRequest\x1a\x1b.plato.wire.v1.DeliverReply\x12?\n\x05\x44irty\x12\x1b.plato.wire.v1.DirtyRequest\x1a\x19.plato.wire.v1.DirtyReply\x12H\n\x08Replaced\x12\x1e.plato.wire.v1.ReplacedRequest\x1a\x1c.plato.wire.v1.ReplacedReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,33 +32,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'plato.wire.v1.state_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LINKHELLO']._serialized_start=44
-  _globals['_LINKHELLO']._serialized_end=140
-  _globals['_WORKEREVENTS']._serialized_start=142
-  _globals['_WORKEREVENTS']._serialized_end=266
-  _globals['_LINKBATCH']._serialized_start=269
-  _globals['_LINKBATCH']._serialized_end=452
-  _globals['_SHED']._serialized_start=454
-  _globals['_SHED']._serialized_end=490
-  _globals['_WORKERFRAMES']._serialized_start=493
-  _globals['_WORKERFRAMES']._serialized_end=624
-  _globals['_STATEBATCH']._serialized_start=627
-  _globals['_STATEBATCH']._serialized_end=827
-  _globals['_RESERVEREQUEST']._serialized_start=829
-  _globals['_RESERVEREQUEST']._serialized_end=909
-  _globals['_RESERVEREPLY']._serialized_start=911
-  _globals['_RESERVEREPLY']._serialized_end=985
-  _globals['_DELIVERREQUEST']._serialized_start=987
-  _globals['_DELIVERREQUEST']._serialized_end=1081
-  _globals['_DELIVERREPLY']._serialized_start=1083
-  _globals['_DELIVERREPLY']._serialized_end=1129
-  _globals['_DIRTYREQUEST']._serialized_start=1131
-  _globals['_DIRTYREQUEST']._serialized_end=1160
-  _globals['_DIRTYREPLY']._serialized_start=1162
-  _globals['_DIRTYREPLY']._serialized_end=1188
-  _globals['_REPLACEDREQUEST']._serialized_start=1190
-  _globals['_REPLACEDREQUEST']._serialized_end=1258
-  _globals['_REPLACEDREPLY']._serialized_start=1260
-  _globals['_REPLACEDREPLY']._serialized_end=1275
-  _globals['_STATE']._serialized_start=1278
-  _globals['_STATE']._serialized_end=1633
+  _globals['_LINKHELLO']._serialized_end=154
+  _globals['_WORKEREVENTS']._serialized_start=156
+  _globals['_WORKEREVENTS']._serialized_end=280
+  _globals['_LINKBATCH']._serialized_start=283
+  _globals['_LINKBATCH']._serialized_end=466
+  _globals['_SHED']._serialized_start=468
+  _globals['_SHED']._serialized_end=504
+  _globals['_WORKERFRAMES']._serialized_start=507
+  _globals['_WORKERFRAMES']._serialized_end=638
+  _globals['_STATEBATCH']._serialized_start=641
+  _globals['_STATEBATCH']._serialized_end=841
+  _globals['_RESERVEREQUEST']._serialized_start=843
+  _globals['_RESERVEREQUEST']._serialized_end=923
+  _globals['_RESERVEREPLY']._serialized_start=925
+  _globals['_RESERVEREPLY']._serialized_end=999
+  _globals['_DELIVERREQUEST']._serialized_start=1001
+  _globals['_DELIVERREQUEST']._serialized_end=1095
+  _globals['_DELIVERREPLY']._serialized_start=1097
+  _globals['_DELIVERREPLY']._serialized_end=1143
+  _globals['_DIRTYREQUEST']._serialized_start=1145
+  _globals['_DIRTYREQUEST']._serialized_end=1174
+  _globals['_DIRTYREPLY']._serialized_start=1176
+  _globals['_DIRTYREPLY']._serialized_end=1202
+  _globals['_REPLACEDREQUEST']._serialized_start=1204
+  _globals['_REPLACEDREQUEST']._serialized_end=1272
+  _globals['_REPLACEDREPLY']._serialized_start=1274
+  _globals['_REPLACEDREPLY']._serialized_end=1289
+  _globals['_STATE']._serialized_start=1292
+  _globals['_STATE']._serialized_end=1647
 # @@protoc_insertion_point(module_scope)

@@ -27,12 +27,15 @@ class LinkHello(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     LINK_BOOT_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     uid: _builtins.str
     worker_id: _builtins.int
     workers: _builtins.int
     """W; worker k holds the connections whose slot % W == k"""
     link_boot: _builtins.int
+    runs: _builtins.bool
+    """it takes runs (WorkerFrames)"""
     def __init__(
         self,
         *,
@@ -41,10 +44,11 @@ class LinkHello(_message.Message):
         worker_id: _builtins.int = ...,
         workers: _builtins.int = ...,
         link_boot: _builtins.int = ...,
+        runs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "link_boot", b"link_boot", "uid", b"uid", "worker_id", b"worker_id", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "link_boot", b"link_boot", "runs", b"runs", "uid", b"uid", "worker_id", b"worker_id", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -171,7 +175,8 @@ Global___Shed: _TypeAlias = Shed  # noqa: Y015
 @_typing.final
 class WorkerFrames(_message.Message):
     """Frames for one worker. conn_ids: u64 LE; payload_index: u32 LE into the batch's payloads; suffix_lengths: u8;
-    flags: u8 (0 send, 1 send then close; bits above are kept).
+    flags: u8, bits: 1 close when it is written, 2 a run; bits above are kept. A run: the payload is several whole frames for
+    this connection alone, each with its 4-byte big-endian length, and the suffix is their number, u32 LE; never with bit 1.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -209,6 +209,7 @@ class Sessions:
             if ask is None:
                 self.run(connection, connection.route_checked(route))
             elif route is None and self._crowded(devices):
+                self._log.info("a user has too many devices for one more", user=ask.user, devices=len(devices))
                 self.run(connection, connection.crowded(ask.serial))
             else:
                 self.run(connection, connection.route_read(ask.serial, route))

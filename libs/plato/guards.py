@@ -79,10 +79,17 @@ class GuardedRoutes:
         with self._guard.call():
             return await self._routes.read_many(users)
 
-    async def compare_and_set(self, user: str, device_id: int, expected: Route | None, new: Route) -> bool:
+    async def compare_and_set(
+        self, user: str, device_id: int, expected: Route | None, new: Route, most: int = 0
+    ) -> bool:
         """See the port."""
         with self._guard.call():
-            return await self._routes.compare_and_set(user, device_id, expected, new)
+            return await self._routes.compare_and_set(user, device_id, expected, new, most)
+
+    async def floor(self, user: str) -> int:
+        """See the port."""
+        with self._guard.call():
+            return await self._routes.floor(user)
 
 
 class GuardedSessions:

@@ -59,14 +59,22 @@ class Route:
 
 
 class RouteStore(Protocol):
-    """Routes (user, device) → Route. Keys carry the user's hash tag; a key is never deleted."""
+    """Routes (user, device) → Route. Keys carry the user's hash tag. A user's record is bounded: where it is full, a new
+    device has the ended routes dropped. The greatest gen of what was dropped stays as the user's floor, and a route that
+    is written where none is must be above it: so a statement of before a drop never stands again."""
 
     async def read_many(self, users: Sequence[str]) -> list[dict[int, Route]]:
         """Per user, in order: {device_id: Route}. One pipeline. Unknown users give {}."""
 
-    async def compare_and_set(self, user: str, device_id: int, expected: Route | None, new: Route) -> bool:
-        """Writes `new` if the stored route equals `expected` (None: the key is missing). One atomic step. True as well where
-        `new` stands already: the repeat of a write whose answer was lost is told that it was done."""
+    async def compare_and_set(
+        self, user: str, device_id: int, expected: Route | None, new: Route, most: int = 0
+    ) -> bool:
+        """Writes `new` if the stored route equals `expected` (None: there is none). One atomic step. True as well where
+        `new` stands already: the repeat of a write whose answer was lost is told that it was done. With expected None also
+        False: new.gen is not above the floor; or the user has `most` live routes (0: any number are let in)."""
+
+    async def floor(self, user: str) -> int:
+        """The greatest gen of the routes that were dropped from the user's record; 0: none was."""
 
 
 @dataclass(frozen=True, slots=True)

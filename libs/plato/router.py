@@ -10,7 +10,8 @@ A first statement's gen is not 1 but what the caller gives: the start of the fen
 before and after a wipe can be compared: fences are taken anew after it, with a greater start, and a session of before, which
 nobody heard of the new one, finds the greater gen and does not write its route over it.
 
-Nothing is cached here, and nothing is ever deleted.
+Nothing is cached here, and nothing is deleted but ended routes of a user whose record is full. What those said still
+holds: the store keeps their greatest gen as the user's floor, and a first statement at or below it is refused.
 """
 
 from __future__ import annotations
@@ -43,12 +44,17 @@ class Router:
         ]
 
     async def commit(
-        self, user: str, device_id: int, seen: Route | None, conn_id: int, first_gen: int = 1
+        self, user: str, device_id: int, seen: Route | None, conn_id: int, first_gen: int = 1, most: int = 0
     ) -> Route | None:
-        """Sets (conn_id, gen + 1) if the stored route still is `seen`; (conn_id, first_gen) if none was seen and none is
-        there. The new route, or None: another commit came first."""
+        """Sets (conn_id, gen + 1) if the stored route still is `seen`; (conn_id, first_gen) if none was seen, none is there
+        and the user has fewer than `most` live ones (0: any number). The new route, or None: another commit came first, or
+        first_gen is not above the `floor`."""
         new = Route(conn_id, seen.gen + 1 if seen is not None else first_gen)
-        return new if await self._routes.compare_and_set(user, device_id, seen, new) else None
+        return new if await self._routes.compare_and_set(user, device_id, seen, new, most) else None
+
+    async def floor(self, user: str) -> int:
+        """The greatest gen of the user's routes that were dropped; 0: none was."""
+        return await self._routes.floor(user)
 
     async def end(self, user: str, device_id: int, mine: Route) -> bool:
         """Sets (0, gen + 1) if the stored route is `mine`. False: a newer one stands (or none), and is left alone."""
@@ -56,7 +62,8 @@ class Router:
 
     async def restore(self, user: str, device_id: int, mine: Route, seen: Route | None = None) -> bool:
         """Writes `mine` where the key is missing, or still is `seen`, an older statement (the store failed over to a
-        replica that lagged). True: `mine` stands now; False: another route stands, or `seen` is no older one."""
+        replica that lagged). True: `mine` stands now; False: another route stands, `seen` is no older one, or what ended
+        `mine` was dropped."""
         if seen is not None and seen.gen >= mine.gen:
             return False
         return await self._routes.compare_and_set(user, device_id, seen, mine)

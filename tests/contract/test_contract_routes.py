@@ -97,3 +97,48 @@ async def test_a_repeated_write_is_told_that_it_stands(stores: Stores) -> None:
     for _ in range(2):
         assert await stores.routes.compare_and_set("alice", 1, Route(100, 1), Route(101, 2))
     assert not await stores.routes.compare_and_set("alice", 1, None, Route(100, 1))
+
+
+async def test_a_users_record_is_bounded_whatever_device_ids_come(stores: Stores) -> None:
+    router = Router(stores.routes)
+    live = await router.commit("alice", 1, None, 100, most=4)
+    for n in range(2, 60):
+        mine = await router.commit("alice", n, None, 100 + n, first_gen=10 * n, most=4)
+        assert mine is not None
+        assert await router.end("alice", n, mine)
+        (devices,) = await stores.routes.read_many(["alice"])
+        assert len(devices) <= 4
+    assert devices[1] == live, "what lives is never dropped"
+
+
+async def test_of_a_full_record_only_a_new_device_is_refused(stores: Stores) -> None:
+    router = Router(stores.routes)
+    routes = [Route(100 + n, 1) for n in range(3)]
+    for n, route in enumerate(routes):
+        assert await router.commit("alice", n, None, route.conn_id, most=3) == route
+    assert await router.commit("alice", 3, None, 200, most=3) is None
+    assert await router.floor("alice") == 0
+    assert await router.commit("alice", 1, routes[1], 101 + 100, most=3) == Route(201, 2)
+    assert await stores.routes.compare_and_set("alice", 2, None, routes[2], 3), "a repeat of what was written"
+    assert await router.restore("alice", 4, Route(300, 9)), "a session that lives is written again, room or not"
+    assert await router.end("alice", 4, Route(300, 9))
+    assert await router.end("alice", 2, routes[2])
+    assert await router.commit("alice", 3, None, 200, first_gen=10, most=3) is None, "not above what was dropped"
+    assert await router.commit("alice", 3, None, 200, first_gen=11, most=3) == Route(200, 11)
+    assert await router.floor("alice") == 10
+
+
+async def test_r2_what_was_ended_does_not_stand_again_once_its_end_was_dropped(stores: Stores) -> None:
+    router = Router(stores.routes)
+    kicked = await router.commit("alice", 1, None, 100, first_gen=50, most=1)
+    assert kicked is not None
+    assert await router.end("alice", 1, kicked)
+    assert await router.commit("alice", 2, None, 200, first_gen=50, most=1) is None, "51 was said before"
+    assert await stores.routes.read_many(["alice"]) == [{}]
+    assert not await router.restore("alice", 1, kicked)
+    assert await router.commit("alice", 1, kicked, 101) is None
+    floor = await router.floor("alice")
+    assert floor == 51
+    assert await router.commit("alice", 1, None, 101, first_gen=floor + 1, most=1) == Route(101, 52)
+    await stores.wipe()
+    assert await router.floor("alice") == 0

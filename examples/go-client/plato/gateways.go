@@ -95,7 +95,22 @@ func (c *Client) pumpSeek() {
 		s.list, s.dials, s.nextDial = s.list[1:], s.dials+1, c.now.Add(c.limits.race)
 		go func() {
 			sock, err := dial(g, conf, timeout)
-			c.post(func() { c.dialled(sock, g, err) })
+			taken := make(chan struct{})
+			c.post(func() {
+				close(taken)
+				c.dialled(sock, g, err)
+			})
+			select {
+			case <-taken:
+			case <-c.ended: // by now it was taken, or never will be
+				select {
+				case <-taken:
+				default:
+					if err == nil {
+						sock.Close()
+					}
+				}
+			}
 		}()
 		c.wakeAt(s.nextDial)
 	case s.dials > 0:

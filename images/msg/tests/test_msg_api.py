@@ -184,7 +184,7 @@ def test_a_code_has_a_status_of_its_kind(code: Code) -> None:
 
 ASKED_BY_FRAME = {
     Code.EXPECTED, Code.SYNC_FIRST, Code.NOT_READY, Code.TRY_AGAIN, Code.FOREIGN_CONN_ID, Code.KICKED, Code.LOGGED_OUT,
-    Code.REPLACED, Code.LOGIN_FIRST, Code.SESSION_UNKNOWN, Code.SECRET_WRONG,
+    Code.REPLACED, Code.LOGIN_FIRST, Code.SESSION_UNKNOWN, Code.SECRET_WRONG, Code.TOO_MANY_DEVICES,
 }  # fmt: skip
 """What only a connection can be told."""
 

@@ -111,14 +111,16 @@ def replace_members(d: Decision, members: dict[str, int]) -> Decision:
     return Decision(d.uplink, d.outcome, d.repeated, members)
 
 
-def test_a_guest_gets_pushes_only() -> None:
+def test_a_guest_gets_pushes_and_its_shard_hears_of_what_was_refused() -> None:
     routes = {"guest:1": {123: Route(conn(5), 1)}, "bob": ROUTES["bob"]}
     sent = decision(1, from_user="guest:1", device_id=123, members=["guest:1", "bob"], guest=True)
     again = decision(1, from_user="guest:1", device_id=123, members=["guest:1", "bob"], guest=True, repeated=True)
     refused = decision(2, from_user="guest:1", device_id=123, guest=True, code=Code.NOT_A_MEMBER)
     assert laid_out([sent], routes)[conn(5)] == [("push", 1)]
     assert laid_out([again], routes) == {conn(5): [("push", 1)]}
-    assert laid_out([refused], routes) == {}
+    refused_again = decision(2, from_user="guest:1", device_id=123, guest=True, code=Code.NOT_A_MEMBER, repeated=True)
+    for refusal in (refused, refused_again):
+        assert laid_out([refusal], routes) == {conn(5): [("receipt", Code.NOT_A_MEMBER)]}
 
 
 @given(st.lists(st.integers(0, 900), min_size=1, max_size=30), st.integers(1, 3_000))

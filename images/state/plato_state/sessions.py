@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -206,10 +206,18 @@ class Sessions:
             if not self._knows(connection):
                 continue
             route = devices.get(device_id)
-            if ask is not None:
-                self.run(connection, connection.route_read(ask.serial, route))
-            else:
+            if ask is None:
                 self.run(connection, connection.route_checked(route))
+            elif route is None and self._crowded(devices):
+                self._log.info("a user has too many devices for one more", user=ask.user, devices=len(devices))
+                self.run(connection, connection.crowded(ask.serial))
+            else:
+                self.run(connection, connection.route_read(ask.serial, route))
+
+    def _crowded(self, devices: Mapping[int, Route]) -> bool:
+        """Whether a user with these routes has no room for one more device. The commit looks again."""
+        most = self._shard.settings.max_devices_per_user
+        return len(devices) >= most and sum(bool(route.conn_id) for route in devices.values()) >= most
 
     async def _find_sessions(self) -> None:
         while True:
@@ -265,12 +273,11 @@ class Sessions:
                 mine = connection.first_statement(slot.fence.start) or mine
             async with self._store_room:
                 try:
-                    # The session first: a route never names a session that nobody could load.
-                    await self._put(slot, mine)
-                    route = await self._router.commit(
-                        mine.user, mine.device_id, action.seen, mine.conn_id, first_gen=mine.gen
-                    )
-                    done = route is not None
+                    done = await self._state(slot, mine, action.seen)
+                    if not done and action.seen is None and (floor := await self._router.floor(mine.user)) >= mine.gen:
+                        # Another owner's fence, a younger one, gave the statements that were dropped their gens.
+                        mine = connection.first_statement(floor + 1) or mine
+                        done = await self._state(slot, mine, None)
                 except Fenced:
                     self.suspect(slot.number)
                 except Unavailable as e:
@@ -281,6 +288,14 @@ class Sessions:
         if done:
             self._log.info("committed", conn_id=mine.conn_id, user=mine.user, gen=mine.gen, guest=mine.guest)
         self.run(connection, connection.committed(done, slot.run))
+
+    async def _state(self, slot: Slot, mine: Session, seen: Route | None) -> bool:
+        """Writes a session and its route. False: another commit came first, or there is no room for one more device."""
+        # The session first: a route never names a session that nobody could load.
+        await self._put(slot, mine)
+        most = self._shard.settings.max_devices_per_user
+        route = await self._router.commit(mine.user, mine.device_id, seen, mine.conn_id, first_gen=mine.gen, most=most)
+        return route is not None
 
     async def _put(self, slot: Slot, mine: Session) -> None:
         """Writes a session under the slot's fence, whichever that is when it arrives. Raises Fenced and Unavailable."""
@@ -361,6 +376,11 @@ class Sessions:
                 stands = await self._router.restore(
                     mine.user, mine.device_id, Route(mine.conn_id, mine.gen), action.seen
                 )
+                if not stands and action.seen is None and await self._router.floor(mine.user) >= mine.gen:
+                    # It was ended from outside, and then the record was full: what ended it was dropped.
+                    self._log.info("a session whose route was dropped ends", conn_id=mine.conn_id)
+                    self.run(connection, connection.replaced(Code.SESSION_UNKNOWN))
+                    return
         except Unavailable:
             return  # the next heartbeat finds it
         self._log.warning("a route was missing and was written again", conn_id=mine.conn_id, stands=stands)

@@ -182,7 +182,9 @@ class GatedRoutes(FakeRouteStore):
             await self.read_gate.wait()
         return await super().read_many(users)
 
-    async def compare_and_set(self, user: str, device_id: int, expected: Route | None, new: Route) -> bool:
+    async def compare_and_set(
+        self, user: str, device_id: int, expected: Route | None, new: Route, most: int = 0
+    ) -> bool:
         if self.gate is not None:
             self.waiting += 1
             await self.gate.wait()
@@ -190,7 +192,7 @@ class GatedRoutes(FakeRouteStore):
         broken, self.break_next = self.break_next, ""
         if broken == "before":
             raise Unavailable("nothing was written")
-        done = await super().compare_and_set(user, device_id, expected, new)
+        done = await super().compare_and_set(user, device_id, expected, new, most)
         if broken == "after":
             raise Unavailable("the answer was lost")
         return done

@@ -7,7 +7,8 @@ import asyncio
 from plato.core.codes import Code
 from plato.core.limiter import Limiter
 from plato.wire.v1 import client_pb2 as pb
-from plato_state.core.admission import MAX_PROBES, Admission
+from plato_state.core.admission import MAX_PROBES, PROBE_EACH_MS, Admission
+from plato_state.core.checks import guest_message_id
 from state_harness import Client, Link, Received, World, command, passed, until, up
 
 
@@ -186,6 +187,24 @@ async def test_the_sender_s_own_receipt_tells_that_msg_dealt_with_it() -> None:
         receipt = command(pb.RECEIPT, pb.ReceiptMsg(client_msg_id=client_msg_id, seq=1))
         assert state.downlink.deliver([receipt], [client.conn_id], [0]) == []
         assert state.shard.admission.msg.in_flight == 0
+
+
+async def test_a_guest_s_refused_uplinks_hold_no_place_of_others_and_it_is_told_nothing() -> None:
+    """As many as the limiter bears, and all refused: msg's receipts say that they are done, and go no further."""
+    world = World()
+    async with world.shard(auth__guests=True) as state, Link(state) as link:
+        guest = await link.connect(world.conn_id())
+        await guest.login(token="")
+        admission = state.shard.admission
+        for n in range(1, 4):
+            await guest.send(up("lobby", n))
+            await acks(guest, n)
+            assert (admission.msg.in_flight, list(admission.probes)) == (1, [guest.conn_id])
+            refused = pb.ReceiptMsg(code=Code.NOT_A_MEMBER, client_msg_id=guest_message_id(guest.conn_id, "lobby", n))
+            assert state.downlink.deliver([command(pb.RECEIPT, refused)], [guest.conn_id], [0]) == []
+            assert admission.msg.in_flight == 0
+            await passed(state, PROBE_EACH_MS)
+        assert {r.kind for r in guest.got} == {pb.ACK}
 
 
 async def test_uplinks_of_a_lost_slot_wait_for_nothing() -> None:

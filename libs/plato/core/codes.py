@@ -67,6 +67,7 @@ class Code(IntEnum):
     KICKED = 403
     LOGGED_OUT = 404
     FOREIGN_CONN_ID = 405
+    TOO_MANY_DEVICES = 406
     BAD_CONVERSATION = 420
     BAD_CLIENT_MSG_ID = 421
     BAD_CLIENT_ID = 422
@@ -126,6 +127,7 @@ TEXT: dict[Code, str] = {
     Code.KICKED: "the session was ended by an administrator",
     Code.LOGGED_OUT: "logged out",
     Code.FOREIGN_CONN_ID: "the frame names another connection",
+    Code.TOO_MANY_DEVICES: "as many of your devices are logged in as may be; log one of them out, then log in again",
     Code.BAD_CONVERSATION: "conversation_id must be 1 to 64 bytes of UTF-8 and fit its members",
     Code.BAD_CLIENT_MSG_ID: "client_msg_id must be 16 bytes",
     Code.BAD_CLIENT_ID: "client_id must be at least 1",

@@ -42,6 +42,7 @@ class MemoryStore:
         self.slots: dict[int, _Slot] = {}
         self.proofs: dict[str, _Proofs] = {}
         self.routes: dict[tuple[str, int], Route] = {}
+        self.floors: dict[str, int] = {}
         self.reservations: dict[int, _Reservation] = {}
         self.counters: dict[str, tuple[int, int]] = {}
         """{conversation: (last number, run of the server)}."""
@@ -53,6 +54,7 @@ class MemoryStore:
         self.slots.clear()
         self.proofs.clear()
         self.routes.clear()
+        self.floors.clear()
         self.reservations.clear()
         self.counters.clear()
 
@@ -157,14 +159,33 @@ class FakeRouteStore:
                 found[user][device_id] = route
         return [dict(found[user]) for user in users]
 
-    async def compare_and_set(self, user: str, device_id: int, expected: Route | None, new: Route) -> bool:
+    async def compare_and_set(
+        self, user: str, device_id: int, expected: Route | None, new: Route, most: int = 0
+    ) -> bool:
         """See the port."""
         self._memory.check()
-        stored = self._memory.routes.get((user, device_id))
+        routes, floors = self._memory.routes, self._memory.floors
+        stored = routes.get((user, device_id))
         if stored not in (expected, new):
             return False
-        self._memory.routes[user, device_id] = new
+        if stored is None:
+            theirs = {key: route for key, route in routes.items() if key[0] == user} if most else {}
+            if most and len(theirs) >= most:
+                for key, route in theirs.items():
+                    if not route.conn_id:
+                        del routes[key]
+                        floors[user] = max(floors.get(user, 0), route.gen)
+                if sum(bool(route.conn_id) for route in theirs.values()) >= most:
+                    return False
+            if new.gen <= floors.get(user, 0):
+                return False
+        routes[user, device_id] = new
         return True
+
+    async def floor(self, user: str) -> int:
+        """See the port."""
+        self._memory.check()
+        return self._memory.floors.get(user, 0)
 
 
 class FakeReservationStore:

@@ -201,6 +201,12 @@ class StateSettings(Section):
     pending_ms: int = Field(1_000, ge=50, le=1_000, description="An unsettled frame is answered `pending` after this.")
     fence_stale_ms: int = Field(10_000, ge=1_000, description="A foreign fence unproven this long may be taken (R5).")
     fence_stop_ms: int = Field(3_000, ge=500, description="Own fences unproven this long: stop answering (R5).")
+    max_devices_per_user: int = Field(
+        64,
+        ge=1,
+        le=10_000,
+        description="Devices of one user with a session, connected or to be resumed; one more is refused at login.",
+    )
     max_uplinks_per_connection: int = Field(
         64, ge=1, description="Uplinks of one connection on their way; past it: busy."
     )

@@ -1,7 +1,9 @@
 """Decisions → frames and who gets them. One shared Push encoding per message for every device of every member; the sending
 device gets a Receipt instead, found by (user, device_id), since its connection may have changed. A guest's device knows no
-Receipt: it gets the Push, and nothing on a refusal. An operation is stored otherwise than it was sent, so its sending device
-gets the Push too, in front of the Receipt. A record without a device (0) came from no connection: no Receipt.
+Receipt: it gets the Push. On a refusal its shard gets the Receipt, and keeps it: else that shard would hold what was refused
+for work that msg never comes to, and turn everybody away (`plato_state.core.admission`). An operation is stored otherwise
+than it was sent, so its sending device gets the Push too, in front of the Receipt. A record without a device (0) came from
+no connection: no Receipt.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ def parts(
             continue
         if push is not None and (d.repeated if u.guest else is_operation(u.msg_type)):
             add(push, route.conn_id, (u.from_user, u.device_id))
-        if not u.guest:
+        if not u.guest or push is None:
             add(Payload(receipt_frame(d), u.trace_id), route.conn_id, (u.from_user, u.device_id))
     return done
 

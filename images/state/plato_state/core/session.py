@@ -309,6 +309,13 @@ class Connection:
         candidate.seen = route
         return self._answered(candidate)
 
+    def crowded(self, serial: int) -> list[Action]:
+        """The answer to AskRoute: the device has no route, and its user as many live ones as may be."""
+        candidate = self.candidate
+        if serial != self._serial or candidate is None or self.phase > Phase.ANSWERED:
+            return []
+        return self._refused(candidate.kind, Code.TOO_MANY_DEVICES)
+
     def session_found(
         self, serial: int, old: Session | None, route: Route | None, current: Session | None
     ) -> list[Action]:

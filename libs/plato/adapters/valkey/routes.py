@@ -1,4 +1,8 @@
-"""Routes in the store: one hash per user, <prefix>{u<hash>}:<user>, device_id → "conn_id:gen". Never deleted."""
+"""Routes in the store: one hash per user, and beside it the floor of what was dropped from it (see the port).
+
+<prefix>{u<hash>}:<user>    hash     device_id → "conn_id:gen"
+<prefix>{u<hash>}f:<user>   string   the floor; there once something was dropped
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,29 @@ from typing import Final
 from plato.adapters.valkey.client import Client, Script, command, evaluate
 from plato.ports import Route
 
-# Keys: the user's hash. Arguments: device_id, expected ("" for none), new. What already is `new` counts as written, so
-# that the repeat of a write whose answer was lost is told the truth.
+# Keys: the user's hash and floor. Arguments: device_id, expected ("" for none), new, its gen, most (0: any number). What
+# already is `new` counts as written, so that the repeat of a write whose answer was lost is told the truth. Only the first
+# statement of a device costs more than a look at its field; only one that finds the hash full looks at the other fields.
 _COMPARE_AND_SET: Final = Script("""
 local stored = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 if stored ~= ARGV[2] and stored ~= ARGV[3] then return 0 end
+if stored == '' then
+  local gen, most = tonumber(ARGV[4]), tonumber(ARGV[5])
+  local floor = tonumber(redis.call('GET', KEYS[2]) or '0')
+  if most > 0 and redis.call('HLEN', KEYS[1]) >= most then
+    local all, dropped = redis.call('HGETALL', KEYS[1]), 0
+    for i = 1, #all, 2 do
+      local ended = string.match(all[i + 1], '^0:(%d+)$')
+      if ended then
+        dropped = dropped + redis.call('HDEL', KEYS[1], all[i])
+        floor = math.max(floor, tonumber(ended))
+      end
+    end
+    if dropped > 0 then redis.call('SET', KEYS[2], string.format('%.0f', floor)) end
+    if #all / 2 - dropped >= most then return 0 end
+  end
+  if gen <= floor then return 0 end
+end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
 """)
@@ -34,16 +56,24 @@ class ValkeyRouteStore:
             for reply in replies
         ]
 
-    async def compare_and_set(self, user: str, device_id: int, expected: Route | None, new: Route) -> bool:
+    async def compare_and_set(
+        self, user: str, device_id: int, expected: Route | None, new: Route, most: int = 0
+    ) -> bool:
         """See the port."""
-        arguments = (device_id, "" if expected is None else _pack(expected), _pack(new))
-        (written,) = await self._client.run([evaluate(_COMPARE_AND_SET, [self._key(user)], arguments)])
+        keys = [self._key(user), self._key(user, "f")]
+        arguments = (device_id, "" if expected is None else _pack(expected), _pack(new), new.gen, most)
+        (written,) = await self._client.run([evaluate(_COMPARE_AND_SET, keys, arguments)])
         return bool(written)
 
-    def _key(self, user: str) -> str:
+    async def floor(self, user: str) -> int:
+        """See the port."""
+        (stored,) = await self._client.run([command("GET", self._key(user, "f"))])
+        return int(stored or 0)
+
+    def _key(self, user: str, kind: str = "") -> str:
         # A hash in the braces, since a user_id may hold braces of its own.
         tag = hashlib.blake2s(user.encode(), digest_size=6).hexdigest()
-        return f"{self._prefix}{{u{tag}}}:{user}"
+        return f"{self._prefix}{{u{tag}}}{kind}:{user}"
 
 
 def _pack(route: Route) -> str:

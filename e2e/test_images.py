@@ -200,7 +200,11 @@ def test_an_image_holds_what_its_process_needs_and_no_tools(space: Space, servic
     """Each module of the service imports, so its lock lacks nothing; no compiler, no pip, no source without bytecode."""
     name = f"{service}-inside"
     # The migration's command is lazy: what it imports when it runs is named here.
-    more = ["plato.cli.app", "plato.local.database", "plato.adapters.schema_pg"] if service == "msg" else []
+    more = (
+        ["plato.cli.app", "plato.local.database", "plato.adapters.schema_pg", "plato.adapters.valkey"]
+        if service == "msg"
+        else []
+    )
     space.start(name, service, command=["python3", "-c", INSIDE, f"plato_{service}", *more])
     code = space.ended(name)
     said = space.logs(name)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import hashlib
 import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from plato.api.cluster import AccessKey, Attachments, SecretKey
 from plato.api.names import (
@@ -86,6 +88,7 @@ class _Secrets:
     access: Access = field(default_factory=Access)
     ca: bytes = b""
     admin: Object | None = None
+    leads_to: str = ""
 
 
 class Observer:
@@ -136,6 +139,7 @@ class Observer:
                 reports=reports, last_connections=self._reports.last_connections(), live=live,
                 missing_secrets=secrets.missing, odd_keys=secrets.odd_keys, refusals=refusals,
                 node_cidrs=self._node_cidrs or reading.addresses(nodes), memory=memory, shared=_shared(obj, cluster, others),
+                leads_to=secrets.leads_to,
             ),
             objects,
         )  # fmt: skip
@@ -230,7 +234,11 @@ class Observer:
         tokens = tuple(
             _decoded(found, key).decode(errors="replace").strip() for key in sorted((found or {}).get("data") or {})
         )
-        self._secrets = _Secrets(time.monotonic(), of, tuple(missing), odd_keys, Access(tokens, tls), ca, found)
+        uri, url = cluster.spec.database.uri, cluster.spec.store.url
+        leads_to = _place(_decoded(secrets[uri.name], uri.key), _decoded(secrets[url.name], url.key))
+        self._secrets = _Secrets(
+            time.monotonic(), of, tuple(missing), odd_keys, Access(tokens, tls), ca, found, leads_to
+        )
         return self._secrets
 
 
@@ -285,6 +293,20 @@ def _of_an_earlier(secret: Object, cluster: Cluster) -> bool:
     """Whether it belongs to a PlatoCluster that had this name before. One that somebody else made is as good as ours."""
     owners = reading.meta(secret).get("ownerReferences") or ()
     return any(owner.get("kind") == "PlatoCluster" and owner.get("uid") != cluster.uid for owner in owners)
+
+
+def _place(*uris: bytes) -> str:
+    """Digest of where URIs lead: without user and password, which change while the place stays."""
+    places = []
+    for uri in uris:
+        text = uri.decode(errors="replace").strip()
+        try:
+            parts = urlsplit(text)
+        except ValueError:
+            places.append(text)  # whoever uses it says what is wrong with it
+        else:
+            places.append(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+    return hashlib.sha256("\n".join(places).encode()).hexdigest()[:16]
 
 
 def _decoded(secret: Object | None, key: str) -> bytes:

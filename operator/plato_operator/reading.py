@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from plato.api.cluster import PlatoClusterSpec
 from plato.api.names import (
+    ANNOTATION_ADOPT,
     ANNOTATION_DRAIN,
     ANNOTATION_INPUT_HASH,
     ANNOTATION_PUBLIC_ADDRESS,
@@ -30,6 +31,7 @@ from plato_operator.core.snapshot import GATEWAY, Child, Cluster, Endpoint, Node
 
 Object = Mapping[str, Any]
 
+LABEL_JOB: Final = "batch.kubernetes.io/job-name"
 LABEL_ZONE: Final = "topology.kubernetes.io/zone"
 BARRING: Final = ("node-role.kubernetes.io/control-plane", "node.kubernetes.io/out-of-service")
 """Taints: of nodes that no gateway was placed on, and of those that a person has declared dead."""
@@ -73,6 +75,7 @@ def cluster(obj: Object) -> Cluster:
     return Cluster(
         m["name"], m["namespace"], m["uid"], m.get("generation", 0),
         from_object(PlatoClusterSpec, obj.get("spec"), "spec"), "deletionTimestamp" in m,
+        adopts=notes(obj).get(ANNOTATION_ADOPT, ""),
     )  # fmt: skip
 
 
@@ -136,7 +139,7 @@ def pod(obj: Object, pools: Mapping[str, Pool], nodes: Mapping[str, Object] | No
     host = (nodes or {}).get(at_node, {})
     stuck = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     return Pod(
-        name=m["name"], uid=m["uid"], component=component, owner=owner,
+        name=m["name"], uid=m["uid"], component=component, owner=owner or own.get(LABEL_JOB, ""),
         ordinal=int(number) if number.isdecimal() else -1,
         node=at_node, zone=own.get(LABEL_ZONE) or labels(host).get(LABEL_ZONE, ""),
         ip=status.get("podIP", ""), phase=status.get("phase", "Pending"), running=_runs(obj, component),
@@ -151,6 +154,7 @@ def pod(obj: Object, pools: Mapping[str, Pool], nodes: Mapping[str, Object] | No
         unschedulable=scheduled.get("message", "") or "Unschedulable" if stuck else "",
         endpoint=_endpoint(obj, pools.get(owner), host) if component == GATEWAY else None,
         version=notes(obj).get(ANNOTATION_VERSION, ""), trouble=_trouble(obj, component),
+        exit_code=int(_ended(obj, component).get("exitCode", 0)),
         tls="PLATO_TLS__INTERNAL_DIR" in _env(obj, component),
     )  # fmt: skip
 
@@ -214,15 +218,23 @@ def _main(obj: Object, component: str) -> Object:
 
 
 def _trouble(obj: Object, component: str) -> str:
-    """What it waits with, and the last line of the container before."""
-    status = _main(obj, component)
-    waiting = (status.get("state") or {}).get("waiting") or {}
-    ended = (status.get("lastState") or {}).get("terminated") or {}
-    said = str(ended.get("message", "")).strip().splitlines()
+    """What it waits with, and the last line of the container that ended."""
+    waiting = (_main(obj, component).get("state") or {}).get("waiting") or {}
+    said = str(_ended(obj, component).get("message", "")).strip().splitlines()
     words = [str(waiting.get(key, "")) for key in ("reason", "message")]
     if words == ["ContainerCreating", ""]:
         words = []
     return ": ".join(word for word in (*words, *said[-1:]) if word)
+
+
+def _ended(obj: Object, component: str) -> Object:
+    """How its main container ended, the last time that it did."""
+    status = _main(obj, component)
+    for state in ("state", "lastState"):
+        found: Object = (status.get(state) or {}).get("terminated") or {}
+        if found:
+            return found
+    return {}
 
 
 def _condition(obj: Object, type_: str) -> Object:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from plato.api.names import EXIT_NOT_ALONE
 from plato.api.pool import DrainSpec
 from plato.api.shared import Condition, Ref
 from plato.topology.record import Rest
@@ -247,6 +248,45 @@ def test_a_failed_migration_says_so_and_where_its_words_are(settled: Snapshot) -
     assert by_type(found)["DependenciesReady"] == by_type(found)["Ready"] == ("False", "MigrationFailed")
     assert f"kubectl logs -n ns job/{name}" in words(found, "Ready")
     assert "3 times" in words(found, "Ready")
+
+
+def failed_try(settled: Snapshot, exit_code: int, said: str, created_ms: int = 1, of: str = "") -> dict[str, Pod]:
+    """One pod of the migration's Job, or of another one."""
+    name = f"{of or job(settled)}-{created_ms}"
+    return {
+        name: Pod(
+            name, f"u{created_ms}", "migrate", of or job(settled), phase="Failed", running=False, created_ms=created_ms,
+            exit_code=exit_code, trouble=said,
+        )
+    }  # fmt: skip
+
+
+def test_a_schema_or_store_of_another_cluster_is_a_condition_in_the_migrations_own_words(settled: Snapshot) -> None:
+    """And nothing is rolled meanwhile: the pods that run keep what they run, with another spec too."""
+    words_ = "store redis://kv:6379/0, key prefix 'p:', belongs to PlatoCluster im/demo, and more " + "x" * 400
+    children = child(settled, "Job", job(settled), succeeded=0, failed=2)
+    pods = {
+        **settled.pods,
+        **failed_try(settled, 1, "plato: database plato does not answer", 1),
+        **failed_try(settled, EXIT_NOT_ALONE, f"plato: {words_}", 2),
+        **failed_try(settled, 1, "plato: of an earlier Job", 3, of="demo-migrate-0"),
+    }
+    spec = replace(
+        settled.cluster.spec, msg=replace(settled.cluster.spec.msg, replicas=3, pod_overlay={"spec": {"x": 1}})
+    )
+    refused = replace(settled, children=children, pods=pods, cluster=replace(settled.cluster, spec=spec))
+    plan = one_pass(refused)
+    found = of_cluster(plan)
+    for type_, status in (("Ready", "False"), ("DependenciesReady", "False"), ("Stalled", "True")):
+        assert by_type(found)[type_] == (status, "NotAlone")
+        assert words(found, type_) == words_
+    assert not [o for o in plan.applies if isinstance(o, Apply) and o.template_hash]
+    assert plan.act is None
+    later = replace(refused, pods={**pods, **failed_try(settled, 1, "plato: no answer", 4)})
+    assert by_type(of_cluster(one_pass(later)))["Ready"] == ("False", "MigrationFailed")
+    assert "no answer" in words(of_cluster(one_pass(later)), "Ready")
+    done = replace(refused, children=child(settled, "Job", job(settled), succeeded=1, failed=2))
+    assert by_type(of_cluster(one_pass(done)))["Stalled"] == ("False", "NotStalled")
 
 
 def test_a_missing_secret_is_named(settled: Snapshot) -> None:

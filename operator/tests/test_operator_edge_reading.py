@@ -343,6 +343,38 @@ async def test_a_second_cluster_over_the_first_ones_store_or_schema_is_held(fiel
     assert not (await looked(server, first)).shared
 
 
+async def test_where_the_secrets_lead_is_known_and_no_password_counts() -> None:
+    """Another place has to be migrated and marked; a rotated password rolls nothing and runs nothing."""
+    server, found = Server(), []
+    spec = {k: v for k, v in CLUSTER["spec"].items() if k != "tls"}
+    for uri, url in (
+        ("postgresql://plato:a@db:5432/plato", "redis://:a@kv:6379/0"),
+        ("postgresql://app:b@db:5432/plato", "redis://kv:6379/0"),
+        ("postgresql://plato:a@db2:5432/plato", "redis://:a@kv:6379/0"),
+        ("postgresql://plato:a@db:5432/plato", "redis://:a@kv:6379/1"),
+        ("postgresql://[", "redis://:a@kv:6379/0"),
+    ):
+        server.objects = {("Secret", "db"): secret(uri=uri), ("Secret", "kv"): secret(url=url)}
+        found.append((await looked(server, {**CLUSTER, "spec": spec})).leads_to)
+    assert found[0] == found[1]
+    assert len(set(found)) == 4
+
+
+def test_the_last_words_of_a_migration_and_how_it_ended_are_read() -> None:
+    """Its pods are not started again: what they ended with is their present state."""
+    ended = {"exitCode": 3, "message": "plato: trying\nplato: it belongs to PlatoCluster im/demo\n"}
+    labels = {"plato.im/component": "migrate", "batch.kubernetes.io/job-name": "demo-migrate-1"}
+    obj = {
+        "metadata": {"name": "demo-migrate-1-x2", "uid": "u", "labels": labels},
+        "status": {"phase": "Failed", "containerStatuses": [{"name": "migrate", "state": {"terminated": ended}}]},
+    }
+    found = reading.pod(obj, {}, None)
+    assert (found.owner, found.ordinal, found.exit_code) == ("demo-migrate-1", -1, 3)
+    assert found.trouble == "plato: it belongs to PlatoCluster im/demo"
+    named = {"metadata": {**CLUSTER["metadata"], "annotations": {"plato.im/adopt": "im/demo"}}, "spec": CLUSTER["spec"]}
+    assert (reading.cluster(named).adopts, reading.cluster(named).identity) == ("im/demo", "ns/demo")
+
+
 async def test_the_tokens_of_a_cluster_that_had_this_name_before_are_not_ours() -> None:
     """Its Secret is still being collected: pods wait for ours, nobody is asked with the old ones. What somebody else made
     under that name is good."""

@@ -78,7 +78,7 @@ def test_what_pods_get_by_environment_are_settings(spec: dict[str, Any]) -> None
         container = template["spec"]["containers"][0]
         env = {e["name"]: e.get("value", "x") for e in container["env"]}
         for secret in ("PLATO_DATABASE__URI", "PLATO_STORE__URL"):
-            assert (secret in env) == (part in ("state", "msg") or (part, secret) == ("migrate", "PLATO_DATABASE__URI"))
+            assert (secret in env) == (part in ("state", "msg", "migrate"))
         read = load(Path("/dev/null"), environ=env)  # an unknown name, or a value out of bounds, is an error
         if part != "migrate":
             assert (read.process.name, read.process.uid) == ("demo-s0" if part == "state" else "x", "x")
@@ -139,6 +139,33 @@ def test_another_kafka_rolls_those_who_use_it_and_migrates_anew() -> None:
     before, after = (snapshot(cluster(_with(KAFKA, ("bus", "kafka", "topic"), t))) for t in ("chat", "other"))
     assert changed(before, after)[1] == {"Deployment/demo-msg", "StatefulSet/demo-s0", "StatefulSet/demo-s1"}
     assert {o.name for o in orders(before) if o.kind == "Job"} != {o.name for o in orders(after) if o.kind == "Job"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"cluster": cluster(PLAIN, namespace="shop")},
+        {"cluster": replace(cluster(PLAIN), adopts="shop/demo")},
+        {"cluster": cluster({**PLAIN, "database": {"uri": {"name": "demo-db-app"}, "schema": "other"}})},
+        {"cluster": cluster({**PLAIN, "store": {"url": {"name": "other"}}})},
+        {"cluster": cluster({**PLAIN, "store": {"url": {"name": "demo-store"}, "keyPrefix": "other:"}})},
+        {"leads_to": "elsewhere"},
+    ],
+)
+def test_whose_schema_and_store_it_is_is_asked_again_where_one_of_them_is_another(other: dict[str, Any]) -> None:
+    """By a Job of another name, which has the PlatoCluster's identity and both places. An image that does not know the
+    variables passes them over: they are no settings, of which it would refuse one that it does not know."""
+
+    def job(snap: Snapshot) -> dict[str, Any]:
+        (found,) = (o for o in rendered(snap) if o["kind"] == "Job")
+        return found
+
+    before, snap = job(snapshot(cluster(PLAIN))), replace(snapshot(cluster(PLAIN)), **other)
+    assert job(snap)["metadata"]["name"] != before["metadata"]["name"]
+    env = {e["name"]: e.get("value") for e in job(snap)["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert env["PLATO_CLUSTER"] == f"{snap.cluster.namespace}/demo"
+    assert env.get("PLATO_ADOPT", "") == snap.cluster.adopts
+    assert env.get("PLATO_STORE__KEY_PREFIX", "") == snap.cluster.spec.store.key_prefix
 
 
 def test_probes_ask_the_admin_port_and_by_https_with_internal_tls() -> None:

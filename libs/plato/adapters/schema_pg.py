@@ -13,6 +13,7 @@ predecessor at least. The newest file's K is stored as `readable_by`: older prog
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
+from plato.adapters.owner import Owner
 from plato.adapters.pg import COMMAND_TIMEOUT_S, Connection, connect, translated
 from plato.core.errors import Unavailable
 from plato.runtime.settings import SettingsError
@@ -61,12 +63,20 @@ def readable_by(number: int, text: str) -> int:
     return oldest
 
 
-async def migrate(uri: str, schema: str, partitions: int = 64) -> int:
+async def migrate(
+    uri: str,
+    schema: str,
+    partitions: int = 64,
+    owner: Owner | None = None,
+    claim_more: Callable[[], Awaitable[None]] | None = None,
+) -> int:
     """Brings the schema up to this program's version, makes it if it is missing; returns the version.
 
     partitions: stored when the schema is made. All in one transaction: a failure leaves the old version.
+    owner: marked as the one that the schema belongs to. claim_more: marks what else belongs to it; called when the schema is
+    known to be free or its own and before anything is changed, so that a refusal of either leaves both as they were.
     A newer schema that this program reads stays as it is. Raises SettingsError (newer schema that it does not read, other
-    number of partitions, refused) and Unavailable.
+    number of partitions, refused; NotAlone: another one's) and Unavailable.
     """
     files = migrations()
     newest = len(files)
@@ -81,14 +91,21 @@ async def migrate(uri: str, schema: str, partitions: int = 64) -> int:
                 await connection.execute(f'SET LOCAL search_path TO "{schema}"')
                 version = await _version(connection, schema)
                 await _refuse_newer(connection, version, uri)
+                if owner is not None and version:
+                    held = await connection.fetchval("SELECT value FROM meta WHERE key = 'cluster'")
+                    owner.check(held, f"{_where(uri)}, schema {schema!r},", "database.schema")
+                if claim_more is not None:
+                    await claim_more()
                 for number in sorted(files):
                     if number > version:
                         await connection.execute(files[number])
                 if version == 0:
                     await _first(connection, partitions)
                 if version <= newest:
-                    await _store(connection, "schema_version", newest)
-                    await _store(connection, "readable_by", readable_by(newest, files[newest]))
+                    await _store(connection, "schema_version", str(newest))
+                    await _store(connection, "readable_by", str(readable_by(newest, files[newest])))
+                if owner is not None:
+                    await _store(connection, "cluster", owner.cluster)
                 await _check_partitions(connection, partitions)
     except Unavailable as e:
         if isinstance(e.__cause__, asyncpg.InsufficientPrivilegeError):
@@ -216,11 +233,11 @@ async def _check_bus(connection: Connection, bus: str) -> None:
         )
 
 
-async def _store(connection: Connection, key: str, value: int) -> None:
+async def _store(connection: Connection, key: str, value: str) -> None:
     await connection.execute(
         "INSERT INTO meta (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
         key,
-        str(value),
+        value,
     )
 
 

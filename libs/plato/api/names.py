@@ -48,8 +48,19 @@ ANNOTATION_DRAIN: Final = "plato.im/drain"
 """On a gateway pod, put by a person: drain it; removing it cancels."""
 ANNOTATION_PUBLIC_ADDRESS: Final = "plato.im/public-address"
 """On a node: address of its gateways that clients are told, with publicAddress NodeAnnotation."""
+ANNOTATION_ADOPT: Final = "plato.im/adopt"
+"""On a PlatoCluster, put by a person: "<namespace>/<name>" of the one whose database schema and store it takes over."""
 GATE_SERVING: Final = "plato.im/serving"
 """Readiness gate of gateway pods, set by the operator."""
+
+
+EXIT_NOT_ALONE: Final = 3
+"""Exit code of `plato db migrate` where schema or store belong to another PlatoCluster."""
+
+
+def cluster_identity(namespace: str, cluster: str) -> str:
+    """How a PlatoCluster marks its database schema and its store."""
+    return f"{namespace}/{cluster}"
 
 
 def topology_name(cluster: str) -> str:

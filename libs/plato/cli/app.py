@@ -469,9 +469,28 @@ def migrate(
     wait_s: Annotated[
         float, typer.Option("--wait-s", min=0, help="How long database.uri is tried again while it does not answer.")
     ] = 60,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            "--cluster",
+            envvar="PLATO_CLUSTER",
+            metavar="NAMESPACE/NAME",
+            help="PlatoCluster that the schema and the store's key prefix are marked with; another one's are refused.",
+        ),
+    ] = "",
+    adopt: Annotated[
+        str,
+        typer.Option(
+            "--adopt",
+            envvar="PLATO_ADOPT",
+            metavar="NAMESPACE/NAME",
+            help="With --cluster: the one, deleted by now, whose marks are replaced.",
+        ),
+    ] = "",
 ) -> int:
     """Bring a database to this version's schema: the running embedded cluster's with --data-dir, else the one of
-    database.uri, else the running one of this folder. Ends with 2 for what waiting does not mend, 1 for the rest."""
+    database.uri, else the running one of this folder. Ends with 3 where schema or store belong to another PlatoCluster, 2
+    for what else waiting does not mend, 1 for the rest."""
     from plato.cli.show import without_passwords
     from plato.local import database
     from plato.local.folder import LocalError
@@ -491,9 +510,7 @@ def migrate(
         print(f"plato: {line}", file=sys.stderr, flush=True)
 
     schema = loaded.database.schema_name
-    version = asyncio.run(
-        database.migrate_when_it_answers(loaded.database.uri, schema, loaded.bus.partitions, wait_s, say)
-    )
+    version = asyncio.run(database.migrate_when_it_answers(loaded, wait_s, say, cluster, adopt))
     print(f"the schema {schema} is at version {version}, in {without_passwords(loaded.database.uri)}")
     if stands := asyncio.run(database.prepare_bus(loaded, wait_s, say)):
         print(stands)
@@ -524,14 +541,15 @@ def main() -> int:
 
 
 def _told(error: Exception) -> int:
+    from plato.api.names import EXIT_NOT_ALONE
     from plato.core.errors import PlatoError
     from plato.local.folder import LocalError
     from plato.local.servers import ServerError
-    from plato.runtime.settings import SettingsError
+    from plato.runtime.settings import NotAlone, SettingsError
 
     text, code = str(error), 1
     if isinstance(error, SettingsError):
-        code = 2
+        code = EXIT_NOT_ALONE if isinstance(error, NotAlone) else 2
     elif hasattr(error, "format_message"):  # typer's own: a wrong option or argument
         context = getattr(error, "ctx", None)
         called = "plato" if context is None else str(context.command_path)

@@ -51,20 +51,41 @@ async def migrate(uri: str, schema: str, partitions: int) -> int:
 
 
 async def migrate_when_it_answers(
-    uri: str, schema: str, partitions: int, wait_s: float, say: Callable[[str], None]
+    settings: Settings, wait_s: float, say: Callable[[str], None], cluster: str = "", adopts: str = ""
 ) -> int:
     """As `migrate`, for a database that may be starting beside us: tried again for wait_s; `say` is told each new reason.
 
-    Raises SettingsError for what waiting does not mend, and Unavailable.
+    cluster: "<namespace>/<name>" of the PlatoCluster that the schema and the store are marked with, as its own; empty: no
+    mark is set or asked for. adopts: whose mark it may replace.
+    Raises SettingsError for what waiting does not mend (NotAlone: schema or store are another cluster's), and Unavailable.
     """
     from plato.adapters import schema_pg
+    from plato.adapters.owner import Owner
+    from plato.adapters.valkey import ValkeyStore
+
+    database, store = settings.database, settings.store
+    owner = Owner(cluster, adopts) if cluster else None
+
+    async def claim_store() -> None:
+        assert owner is not None
+        there = await ValkeyStore.connect(store.url, store.key_prefix)
+        try:
+            await there.claim(owner)
+        finally:
+            await there.close()
 
     end_s = time.monotonic() + wait_s
     told = ""
     while True:
         try:
             async with asyncio.timeout(max(1.0, end_s - time.monotonic())):
-                return await schema_pg.migrate(uri, schema, partitions)
+                return await schema_pg.migrate(
+                    database.uri,
+                    database.schema_name,
+                    settings.bus.partitions,
+                    owner,
+                    claim_store if owner is not None else None,
+                )
         except TimeoutError as e:
             raise Unavailable(f"the migration did not end within {wait_s:g} s: the database is busy or hangs") from e
         except Unavailable as e:

@@ -33,6 +33,10 @@ class SettingsError(Exception):
     """A setting that cannot work: one line that names the key, the value and the way out."""
 
 
+class NotAlone(SettingsError):
+    """What the settings name belongs to another PlatoCluster; the text says to which, and the ways out."""
+
+
 def _worker_count(count: int) -> int:
     """1, 2, 4, 8 or 16."""  # on the page of settings too
     if count not in (1, 2, 4, 8, 16):

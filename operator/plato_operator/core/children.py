@@ -129,9 +129,12 @@ def _back(work: Work) -> dict[str, Any]:
 
 
 def migration(work: Work) -> str:
-    """Name of the Job that brings the database to what the present spec asks for; another one for each set of inputs."""
-    version, back = work.snap.cluster.spec.version, _back(work)
-    return f"{_migrations(work)}{hashed([version, _common(work, MSG)['images'], back['database'], back['bus']])[:8]}"
+    """Name of the Job that brings the database to what the present spec asks for, and marks it and the store as this
+    cluster's; another one for each set of inputs."""
+    cluster, back = work.snap.cluster, _back(work)
+    claim = [cluster.identity, cluster.adopts, back["store"], work.snap.leads_to]
+    inputs = [cluster.spec.version, _common(work, MSG)["images"], back["database"], back["bus"], claim]
+    return f"{_migrations(work)}{hashed(inputs)[:8]}"
 
 
 def _migrations(work: Work) -> str:
@@ -144,7 +147,7 @@ def migration_job(work: Work) -> Child | None:
 
 
 def migrated(work: Work) -> bool:
-    """Whether the database is ready for the present spec."""
+    """Whether the database is ready for the present spec, and it and the store are this cluster's."""
     job = migration_job(work)
     return job is not None and job.succeeded > 0
 

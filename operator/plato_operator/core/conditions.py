@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from plato.api.cluster import PlatoClusterStatus, Reshard, SlotCounts, WorkerIdCounts
-from plato.api.names import LABEL_POOL, is_taken, shard_index, shard_name
+from plato.api.names import EXIT_NOT_ALONE, LABEL_POOL, is_taken, shard_index, shard_name
 from plato.api.pool import DrainStatus, GatewayPoolStatus
 from plato.api.shard import SlotSpan, StateShardStatus
 from plato.api.shared import Condition
@@ -217,17 +217,38 @@ def _dependencies(work: Work) -> tuple[bool | None, str, str]:
         return False, "SecretMissing", f"create in this namespace: {', '.join(sorted(missing))}"
     if migrated(work):
         return True, "Found", "the named Secrets and keys exist, and the database has this version's schema"
+    if alone := _not_alone(work):
+        return False, "NotAlone", alone
     if job is not None and job.failed:
         logs = f"kubectl logs -n {work.snap.cluster.namespace} job/{job.name}"
         words = f"the migration of the database failed {job.failed} times: see `{logs}`; it is tried some 12 times, and anew"
-        return False, "MigrationFailed", f"{words} when the Job is deleted. Running pods keep what they run"
+        said = f" Its last words: {_last_try(work)[1][:MOST_QUOTED]}" if _last_try(work)[1] else ""
+        return False, "MigrationFailed", f"{words} when the Job is deleted. Running pods keep what they run.{said}"
     return None, "Migrating", "the database is being brought to this version's schema; msg and state wait for it"
+
+
+def _last_try(work: Work) -> tuple[int, str]:
+    """(exit code, last words) of the newest pod of the migration's Job that failed; (0, "") for none."""
+    job = migration_job(work)
+    failed = [p for p in work.snap.pods.values() if job is not None and p.owner == job.name and p.exit_code]
+    newest = max(failed, key=lambda p: (p.created_ms, p.name), default=None)
+    return (newest.exit_code, " ".join(newest.trouble.removeprefix("plato: ").split())) if newest else (0, "")
+
+
+def _not_alone(work: Work) -> str:
+    """In words, whose the database schema or the store is, where that is another PlatoCluster; empty: nobody else's. What
+    two clusters name alike in one namespace is seen beforehand, the rest by the marks that the migration finds."""
+    if work.snap.shared:
+        return work.snap.shared
+    code, words = (0, "") if migrated(work) else _last_try(work)
+    told = "the migration found the mark of another PlatoCluster; its log names it"
+    return (words or told) if code == EXIT_NOT_ALONE else ""
 
 
 def refusal(work: Work, kind: str = "PlatoCluster", name: str = "") -> tuple[str, str] | None:
     """(reason, message) of the first child that was refused, of a pool or a shard only its own; None: all were taken."""
-    if work.snap.shared and kind == "PlatoCluster":
-        return "NotAlone", work.snap.shared
+    if kind == "PlatoCluster" and (alone := _not_alone(work)):
+        return "NotAlone", alone
     if not work.snap.refusals:
         return None
     owners = {(c.kind, c.name): (c.owner_kind, c.owner) for c in wanted(work)}

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from plato.api.cluster import PlatoClusterSpec
+from plato.api.names import cluster_identity
 from plato.api.pool import GatewayPoolSpec
 from plato.api.shard import StateShardSpec
 from plato.topology.record import Topology
@@ -25,7 +26,8 @@ ENDED = ("Failed", "Succeeded")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The PlatoCluster of this pass."""
+    """The PlatoCluster of this pass. adopts: its annotation plato.im/adopt, the "<namespace>/<name>" of a PlatoCluster whose
+    schema and store it takes over."""
 
     name: str
     namespace: str
@@ -33,6 +35,12 @@ class Cluster:
     generation: int
     spec: PlatoClusterSpec
     deleting: bool = False
+    adopts: str = ""
+
+    @property
+    def identity(self) -> str:
+        """How it marks its database schema and its store."""
+        return cluster_identity(self.namespace, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +83,12 @@ class Endpoint:
 class Pod:
     """A pod of the cluster.
 
-    owner is the pool or shard (empty for msg and ipconfig), ordinal its number there. running: its main container runs
-    now. gate: the condition plato.im/serving, None while unset. delete_at_ms: when a deleted pod is killed. version: its
-    annotation plato.im/version. trouble: why its main container does not run, by its status: the reason and message that it
-    waits with, and the last words of the one before (all have terminationMessagePolicy FallbackToLogsOnError). tls: its
-    admin port speaks TLS, as its own template says.
+    owner is the pool, the shard or the migration's Job (empty for msg and ipconfig), ordinal its number there.
+    running: its main container runs now. gate: the condition plato.im/serving, None while unset. delete_at_ms: when a
+    deleted pod is killed. version: its annotation plato.im/version. trouble: why its main container does not run, by
+    its status: the reason and message that it waits with, and the last words of the one before (all have
+    terminationMessagePolicy FallbackToLogsOnError). exit_code: what that one ended with. tls: its admin port speaks
+    TLS, as its own template says.
     """
 
     name: str
@@ -105,6 +114,7 @@ class Pod:
     endpoint: Endpoint | None = None
     version: str = ""
     trouble: str = ""
+    exit_code: int = 0
     tls: bool = False
 
 
@@ -201,7 +211,8 @@ class Snapshot:
     the last try to apply it, while it fails; reason InvalidOverlay, QuotaExceeded, Forbidden, CRDTooOld,
     NameTaken or ApplyRefused.
     node_cidrs: where nodes' addresses lie, for the NetworkPolicy; empty: not known. shared: in words, what an earlier
-    PlatoCluster has that must be one's own; empty: nothing.
+    PlatoCluster has that must be one's own; empty: nothing. leads_to: digest of which database and store the Secrets name,
+    whatever the password is.
     """
 
     now_ms: int
@@ -223,6 +234,7 @@ class Snapshot:
     last_connections: Mapping[str, int] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     shared: str = ""
+    leads_to: str = ""
 
 
 def shard_pod(shard: str) -> str:

@@ -110,7 +110,7 @@ def state_pod(ask: Ask) -> dict[str, Any]:
     """Template of a shard's only pod."""
     state = ask.spec.state
     env = [
-        *_identity(ask), *_backing(ask.spec, store=True), *_auth(ask.spec), *_text(
+        *_identity(ask), *_backing(ask.spec), *_auth(ask.spec), *_text(
             PLATO_STATE__HOST=_ANYWHERE, PLATO_STATE__ADMIN_HOST=_ANYWHERE,
             PLATO_STATE__RESUME_WINDOW_MS=state.resume_window_seconds * 1000,
         ),
@@ -125,7 +125,7 @@ def msg_pod(ask: Ask) -> dict[str, Any]:
     """Template of the message service's pods."""
     msg = ask.spec.msg
     env = [
-        *_identity(ask), *_backing(ask.spec, store=True), *_auth(ask.spec),
+        *_identity(ask), *_backing(ask.spec), *_auth(ask.spec),
         *_text(PLATO_MSG__HOST=_ANYWHERE, PLATO_MSG__HTTP_HOST=_ANYWHERE),
     ]  # fmt: skip
     extras = product.of_msg(ask.spec)
@@ -152,12 +152,16 @@ def ipconfig_pod(ask: Ask) -> dict[str, Any]:
 
 
 def migrate_pod(ask: Ask) -> dict[str, Any]:
-    """Template of the Job that brings the database to this version. It runs where msg may run, and asks no API."""
+    """Template of the Job that brings the database to this version, and marks it and the store as this cluster's. It runs
+    where msg may run, and asks no API."""
+    cluster = ask.snap.cluster
+    # No settings, which an image that does not know them would refuse: such a one migrates, and marks nothing.
+    claim = _text(PLATO_CLUSTER=cluster.identity, **({"PLATO_ADOPT": cluster.adopts} if cluster.adopts else {}))
     container = {
         "name": "migrate",
         **_image(ask.spec, MSG, ask.spec.version),
         "command": ["python3", "-m", "plato.cli", "db", "migrate"],
-        "env": _backing(ask.spec, store=False),
+        "env": [*_backing(ask.spec), *claim],
         "resources": _resources("migrate", Resources()),
         "securityContext": _HARDENED,
         "terminationMessagePolicy": "FallbackToLogsOnError",  # a condition quotes the last words
@@ -354,8 +358,8 @@ def _identity(ask: Ask) -> list[dict[str, Any]]:
     return found
 
 
-def _backing(spec: PlatoClusterSpec, *, store: bool) -> list[dict[str, Any]]:
-    """Database and bus, and the store."""
+def _backing(spec: PlatoClusterSpec) -> list[dict[str, Any]]:
+    """Database, bus and store."""
     uri, url = spec.database.uri, spec.store.url
     found = [_from_secret("PLATO_DATABASE__URI", uri.name, uri.key)]
     found += _text(PLATO_DATABASE__SCHEMA_NAME=spec.database.schema, PLATO_BUS__PARTITIONS=spec.bus.partitions)
@@ -364,9 +368,8 @@ def _backing(spec: PlatoClusterSpec, *, store: bool) -> list[dict[str, Any]]:
             PLATO_BUS__TYPE="kafka", PLATO_BUS__TOPIC=spec.bus.kafka.topic,
             PLATO_BUS__PROPERTIES_FILE=f"{_BUS}/{spec.bus.kafka.config.key}",
         )  # fmt: skip
-    if store:
-        found.append(_from_secret("PLATO_STORE__URL", url.name, url.key))
-        found += _text(PLATO_STORE__KEY_PREFIX=spec.store.key_prefix) if spec.store.key_prefix else []
+    found.append(_from_secret("PLATO_STORE__URL", url.name, url.key))
+    found += _text(PLATO_STORE__KEY_PREFIX=spec.store.key_prefix) if spec.store.key_prefix else []
     return found
 
 

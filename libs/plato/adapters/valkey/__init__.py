@@ -5,14 +5,17 @@
     plato.adapters.valkey.routes         RouteStore         {u<hash of the user>}
     plato.adapters.valkey.reservations   ReservationStore   {w<worker_id>}
     plato.adapters.valkey.counters       SeqCounters        {q<0..63>}
+    plato.adapters.valkey.mark           whose all this is  {cluster}
 
 Each script touches keys of one hash tag only, so that a cluster may spread them. No key has a TTL.
 """
 
 from __future__ import annotations
 
+from plato.adapters.owner import Owner
 from plato.adapters.valkey.client import Client
 from plato.adapters.valkey.counters import ValkeySeqCounters
+from plato.adapters.valkey.mark import ValkeyMark
 from plato.adapters.valkey.reservations import ValkeyReservationStore
 from plato.adapters.valkey.routes import ValkeyRouteStore
 from plato.adapters.valkey.sessions import ValkeySessionStore
@@ -29,6 +32,7 @@ class ValkeyStore:
         self.routes = ValkeyRouteStore(client, prefix)
         self.reservations = ValkeyReservationStore(client, prefix)
         self.counters = ValkeySeqCounters(client, prefix)
+        self._mark = ValkeyMark(client, prefix)
 
     @classmethod
     async def connect(cls, url: str, prefix: str = "") -> ValkeyStore:
@@ -42,6 +46,10 @@ class ValkeyStore:
         """Says whether this store can be used. Raises SettingsError (wrong password, too old, evicts keys: waiting does not
         help) or Unavailable (it does not answer now), each in one line."""
         await self._client.check()
+
+    async def claim(self, owner: Owner) -> None:
+        """Marks the keys with this prefix as the owner's. Raises NotAlone for another one's, and Unavailable."""
+        await self._mark.claim(owner)
 
     async def ping(self) -> None:
         """Raises Unavailable unless the store answers."""

@@ -95,7 +95,8 @@ class Client:
     """The connection. Not for use from two event loops."""
 
     def __init__(self, url: str) -> None:
-        self._where = _without_password(url)
+        self.where = _without_password(url)
+        """The store in words."""
         try:
             # No time-out of its own on replies: one covers the whole pipeline, at a fifth of the cost.
             pool = ConnectionPool.from_url(
@@ -104,7 +105,7 @@ class Client:
             # Any: redis-py's connections are not fully annotated.
             self._connection: Any = pool.make_connection()  # type: ignore[no-untyped-call]
         except (ValueError, TypeError, RedisError) as e:
-            raise SettingsError(f"store.url: {self._where!r} cannot be used: {e}; write redis://host:port/0") from e
+            raise SettingsError(f"store.url: {self.where!r} cannot be used: {e}; write redis://host:port/0") from e
         self._queue: deque[_Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -117,7 +118,7 @@ class Client:
         replies: list[Any] = []
         for chunk in _chunks(calls):
             if self._closed:
-                raise Unavailable(f"store {self._where}: the connection was closed")
+                raise Unavailable(f"store {self.where}: the connection was closed")
             request = _Request(chunk)
             self._queue.append(request)
             if self._task is None:
@@ -125,7 +126,7 @@ class Client:
             await request.done
             for call in chunk:
                 if isinstance(call.reply, ResponseError):
-                    raise Unavailable(f"store {self._where}: {call.reply}") from call.reply
+                    raise Unavailable(f"store {self.where}: {call.reply}") from call.reply
                 replies.append(call.reply)
         return replies
 
@@ -140,11 +141,11 @@ class Client:
         except Unavailable as e:
             if isinstance(e.__cause__, AuthenticationError):
                 raise SettingsError(
-                    f"store.url: {self._where} refuses the password: {e.__cause__}; correct the password in store.url"
+                    f"store.url: {self.where} refuses the password: {e.__cause__}; correct the password in store.url"
                 ) from e
             if isinstance(e.__cause__, NoPermissionError):
                 raise SettingsError(
-                    f"store.url: {self._where} lacks a permission: {e.__cause__}; let this user run every command"
+                    f"store.url: {self.where} lacks a permission: {e.__cause__}; let this user run every command"
                 ) from e
             raise
         facts = dict(line.partition(":")[::2] for line in info.decode(errors="replace").splitlines())
@@ -156,16 +157,16 @@ class Client:
         version = valkey or facts.get("redis_version", "0")
         if int(version.partition(".")[0]) < least:
             raise SettingsError(
-                f"store.url: {self._where} is {name} {version}; Plato needs Valkey 8 or Redis 7, or newer"
+                f"store.url: {self.where} is {name} {version}; Plato needs Valkey 8 or Redis 7, or newer"
             )
         policy = facts.get("maxmemory_policy", "noeviction")
         if int(facts.get("maxmemory", "0")) and policy != "noeviction":
             raise SettingsError(
-                f"store.url: {self._where} evicts keys (maxmemory-policy {policy}) and would lose sessions; "
+                f"store.url: {self.where} evicts keys (maxmemory-policy {policy}) and would lose sessions; "
                 "set maxmemory-policy noeviction"
             )
         if facts.get("redis_mode") == "cluster":
-            raise SettingsError(f"store.url: {self._where} is a cluster's node; name a single server")
+            raise SettingsError(f"store.url: {self.where} is a cluster's node; name a single server")
 
     async def close(self) -> None:
         """Fails what is on its way and ends the connection. Idempotent."""
@@ -174,7 +175,7 @@ class Client:
             self._task.cancel()
             await asyncio.wait([self._task])
         # A task that was cancelled before it began has failed nobody.
-        self._fail([], Unavailable(f"store {self._where}: the connection was closed"))
+        self._fail([], Unavailable(f"store {self.where}: the connection was closed"))
         await self._connection.disconnect(nowait=False)
 
     # ── the task ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -190,7 +191,7 @@ class Client:
                     if not request.done.done():
                         request.done.set_result(None)
         except asyncio.CancelledError:
-            self._fail(batch, Unavailable(f"store {self._where}: the connection was closed"))
+            self._fail(batch, Unavailable(f"store {self.where}: the connection was closed"))
             raise
         except Exception as e:  # Unavailable, or a bug here, which must not leave callers waiting for ever
             self._fail(batch, e)
@@ -236,9 +237,9 @@ class Client:
                     call.with_text()
                 await self._exchange(unknown)
         except (TimeoutError, RedisTimeoutError) as e:
-            raise Unavailable(f"store {self._where}: no answer in time") from e
+            raise Unavailable(f"store {self.where}: no answer in time") from e
         except (RedisError, OSError) as e:
-            raise Unavailable(f"store {self._where}: {e}") from e
+            raise Unavailable(f"store {self.where}: {e}") from e
 
     async def _exchange(self, calls: list[Call]) -> None:
         """Writes the calls and reads their replies. After any failure the connection is gone."""

@@ -1,0 +1,31 @@
+"""The mark of the PlatoCluster that a key prefix belongs to: one string, <prefix>{cluster}."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from plato.adapters.owner import Owner
+from plato.adapters.valkey.client import Client, Script, evaluate
+
+# Key: the mark. Arguments: who claims, whose it adopts. Answers whose it is now; one that runs twice answers the same.
+_CLAIM: Final = Script("""
+local held = redis.call('GET', KEYS[1])
+if held and held ~= ARGV[2] then return held end
+redis.call('SET', KEYS[1], ARGV[1])
+return ARGV[1]
+""")
+
+
+class ValkeyMark:
+    """Whose the keys with this prefix are."""
+
+    def __init__(self, client: Client, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+
+    async def claim(self, owner: Owner) -> None:
+        """Marks them as the owner's. Raises NotAlone for another one's, and Unavailable."""
+        key = f"{self._prefix}{{cluster}}"
+        (held,) = await self._client.run([evaluate(_CLAIM, [key], [owner.cluster, owner.adopts])])
+        what = f"store {self._client.where}, key prefix {self._prefix!r},"
+        owner.check(held.decode(errors="replace"), what, "store.keyPrefix")

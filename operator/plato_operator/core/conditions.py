@@ -244,21 +244,6 @@ def _dependencies(work: Work) -> tuple[bool | None, str, str]:
     return None, "Migrating", "the database is being brought to this version's schema; msg and state wait for it"
 
 
-def _trying(work: Work) -> str:
-    """Of a migration that has not ended for a while: where its words are meanwhile. Only the end of a pod is told to us."""
-    job = migration_job(work)
-    if job is None or job.succeeded or job.failed:
-        return ""
-    pods = [p for p in work.snap.pods.values() if p.name.startswith(f"{job.name}-") and p.phase not in ENDED]
-    if waits := _trouble(pods):
-        return f"the migration of the database waits{waits}"
-    long = next((p.name for p in pods if p.running and work.snap.now_ms - p.created_ms >= TRYING_MS), "")
-    if not long:
-        return ""
-    words = "the migration of the database has not ended yet: it may have much to do, or the database does not answer, which"
-    return f"{words} is tried again for a minute; `kubectl logs -n {work.snap.cluster.namespace} {long}` says which"
-
-
 def refusal(work: Work, kind: str = "PlatoCluster", name: str = "") -> tuple[str, str] | None:
     """(reason, message) of the first child that was refused, of a pool or a shard only its own; None: all were taken."""
     if work.snap.shared and kind == "PlatoCluster":
@@ -273,6 +258,21 @@ def refusal(work: Work, kind: str = "PlatoCluster", name: str = "") -> tuple[str
             known = reason if reason in REFUSALS else "ApplyRefused"
             return known, f"{child[0]} {child[1]}: {message}"
     return None
+
+
+def _trying(work: Work) -> str:
+    """Of a migration that has not ended for a while: where its words are meanwhile. Only the end of a pod is told to us."""
+    job = migration_job(work)
+    if job is None or job.succeeded or job.failed:
+        return ""
+    pods = [p for p in work.snap.pods.values() if p.name.startswith(f"{job.name}-") and p.phase not in ENDED]
+    if waits := _trouble(pods):
+        return f"the migration of the database waits{waits}"
+    long = next((p.name for p in pods if p.running and work.snap.now_ms - p.created_ms >= TRYING_MS), "")
+    if not long:
+        return ""
+    words = "the migration of the database has not ended yet: it may have much to do, or the database does not answer, which"
+    return f"{words} is tried again for a minute; `kubectl logs -n {work.snap.cluster.namespace} {long}` says which"
 
 
 def _version(work: Work, rolling: bool) -> str:

@@ -153,6 +153,13 @@ def test_what_is_refused_for_ever_is_not_reconciled_for_ever(settled: Snapshot) 
     assert told(one_pass(refused))["Reconciling"].status == "False"
 
 
+def test_while_paused_reconciling_does_not_say_that_all_is_done(settled: Snapshot) -> None:
+    """A wait for it ends, since nothing goes on; the reason says why."""
+    spec = replace(settled.cluster.spec, paused=True, version="2")
+    found = told(one_pass(replace(settled, cluster=replace(settled.cluster, spec=spec))))
+    assert (found["Reconciling"].status, found["Reconciling"].reason) == ("False", "Paused")
+
+
 # ── gateways without a node ──────────────────────────────────────────────────────────────────────────────────
 
 

@@ -145,7 +145,8 @@ def cluster_status(work: Work) -> PlatoClusterStatus:
     )
     sheet.add("Ready", not why, *(why or ("Serving", "clients are served")))
     sheet.add("Reconciling", busy and not spec.paused, *(
-        ("Progressing", "pods or slots are on their way") if busy and not spec.paused else ("Settled", "nothing to do")
+        ("Paused", "spec.paused is true: what was asked for since waits") if spec.paused
+        else ("Progressing", "pods or slots are on their way") if busy else ("Settled", "nothing to do")
     ))  # fmt: skip
     phase = (
         "Paused"

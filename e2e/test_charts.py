@@ -96,7 +96,15 @@ def cluster(name: str = "left") -> dict[str, Any]:
 def test_both_charts_are_clean(kube: Kube) -> None:
     """helm lint --strict finds nothing."""
     kube.helm("lint", "--strict", str(CHART))
+    kube.helm("lint", "--strict", str(CLUSTER_CHART))
     kube.helm("lint", "--strict", str(CLUSTER_CHART), "--values", str(ROOT / "deploy/samples/cluster-values.yaml"))
+
+
+def test_a_cluster_without_what_it_needs_is_refused_in_words(kube: Kube) -> None:
+    """All of it at once, and where an example is."""
+    result = helm(kube, "template", "x", str(CLUSTER_CHART), "--set", "spec.auth.guests=true")
+    assert result.returncode != 0
+    assert "the values lack spec.version, spec.database, spec.store; a whole example is deploy/samples" in result.stderr
 
 
 def test_what_is_rendered_for_kubectl_is_fresh(kube: Kube) -> None:
@@ -163,6 +171,28 @@ def test_installed_it_works_and_its_rights_are_those_of_its_namespace(kube: Kube
     assert not may("list", "secrets")
     assert not may("get", "statefulsets.apps", "-n", "default")
     assert not may("list", "nodes")
+
+
+@pytest.mark.apiserver
+def test_a_second_release_is_told_to_leave_the_definitions_to_the_first(kube: Kube, release: str, values: Path) -> None:
+    """Before Helm's own words about ownership metadata, and also where it was told to take ownership."""
+    words = (
+        "install",
+        "second",
+        str(CHART),
+        "--values",
+        str(values),
+        "--dry-run=server",
+        "--set",
+        "devDeps.enabled=false",
+    )
+    for more in ((), ("--take-ownership",)):
+        result = helm(kube, *words, *more)
+        assert result.returncode != 0
+        assert f"belong to the release {RELEASE} in the namespace {NAMESPACE}" in result.stderr
+        assert "--set crds.install=false" in result.stderr
+    taken = helm(kube, *words, "--set", "crds.install=false")
+    assert taken.returncode == 0, taken.stderr
 
 
 @pytest.mark.apiserver

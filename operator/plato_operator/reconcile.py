@@ -82,6 +82,9 @@ class Loop:
 
     async def run(self) -> None:
         """Passes until the cluster is gone. Raises LeaseLost."""
+        logs.bind(
+            namespace=self.namespace, cluster=self.name
+        )  # `kubectl plato report` leaves other clusters' lines out
         self._means.health.expect(self._label)
         try:
             while True:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import MutableMapping
 from typing import Any, cast
 
 import aiohttp
 import prometheus_client
 import pytest
+import structlog
 from plato.topology.record import Topology, even_ranges
 from plato_operator import metrics, reconcile
 from plato_operator.apply import Stopped
@@ -202,3 +205,20 @@ async def test_a_cluster_that_is_gone_leaves_no_lines_in_the_metrics(rig: Rig) -
     rig.api.gone = True
     await rig.loop.run()
     assert b'cluster="demo"' not in prometheus_client.generate_latest()
+
+
+async def test_each_line_of_a_loop_names_the_namespace_too(rig: Rig) -> None:
+    """Also those that name nobody, as events do: one operator serves clusters of one name, and a report tells them apart."""
+    seen: list[MutableMapping[str, Any]] = []
+
+    def note(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        seen.append(dict(event))
+        rig.api.gone = True
+        rig.loop.ring()
+        raise structlog.DropEvent
+
+    rig.plan = Plan(events=(Event("PlatoCluster", "demo", "Normal", "Told", "words"),))
+    with structlog.testing.capture_logs(processors=[structlog.contextvars.merge_contextvars, note]):
+        await asyncio.create_task(rig.loop.run())
+    assert seen[0]["event"] == "event"
+    assert {(line["namespace"], line["cluster"]) for line in seen} == {("ns", "demo")}

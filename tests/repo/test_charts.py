@@ -234,6 +234,37 @@ def test_the_smallest_sample_has_twelve_lines() -> None:
     assert len(text("deploy/samples/cluster.yaml").splitlines()) == 12
 
 
+def test_the_samples_name_one_set_of_secrets() -> None:
+    """Those of the sample of Secrets; the throw-away servers of the page and of the release `plato` are called so too. A
+    person who fills in one file and applies another must not have to rename anything."""
+    made = {s["metadata"]["name"]: s["stringData"] for s in yaml.safe_load_all(text("deploy/samples/secrets.yaml"))}
+    specs = {f: yaml.safe_load(text(f)).get("spec", {}) for f in files() if f.startswith("deploy/samples/")
+             if f.rpartition("/")[2] in ("api.yaml", "cluster-values.yaml", "cluster.yaml", "production.yaml")}  # fmt: skip
+    specs["argo"] = _applications()[0]["spec"]["source"]["helm"]["valuesObject"]["spec"]
+    assert len(specs) == 5
+    for where, spec in specs.items():
+        names_of = {
+            part: spec[part][key]["name"] for part, key in (("database", "uri"), ("store", "url"), ("auth", "keys"))
+        }
+        assert names_of == {"database": "plato-postgres", "store": "plato-valkey", "auth": "plato-keys"}, where
+    assert (set(made["plato-postgres"]), set(made["plato-valkey"])) == ({"uri"}, {"url"})
+    created = re.findall(r"create secret generic ([\w-]+)", _shell("docs/kubernetes.md"))
+    assert created == ["plato-postgres", "plato-valkey", "plato-keys"]
+    for name, end in (("postgres", "postgres"), ("valkey", "valkey"), ("keys", "keys")):
+        assert f'printf "%s-{end}" (include "plato.name" .)' in text(f"charts/plato/templates/devdeps/{name}.yaml")
+
+
+def test_what_a_cluster_has_to_give_is_asked_for_in_words() -> None:
+    """By the template: a schema that requires it would find fault with the chart's own default values."""
+    crd = yaml.safe_load(text("crds/platoclusters.plato.im.yaml"))
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    asked = re.search(r"range \$field := list (.*?) \}\}", text("charts/plato-cluster/templates/cluster.yaml"))
+    assert asked
+    assert sorted(asked[1].replace('"', "").split()) == sorted(spec["required"])
+    assert "required" not in schema("plato-cluster")["properties"]["spec"]
+    assert schema("plato-cluster")["properties"]["spec"]["properties"]["database"]["required"] == ["uri"]
+
+
 def test_the_hpa_waits_longer_than_a_drain() -> None:
     crd = yaml.safe_load(text("crds/gatewaypools.plato.im.yaml"))
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]

@@ -30,6 +30,20 @@ app.kubernetes.io/component: operator
 {{- .Values.watchNamespaces | default (list .Release.Namespace) | uniq | join "," -}}
 {{- end -}}
 
+{{/* Refuses definitions of another release whose operator is there: with --take-ownership two releases would take them from each
+     other by turns. Rendered away from a cluster nothing is known, and nothing refused. */}}
+{{- define "plato.definitionsAreOurs" -}}
+{{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "platoclusters.plato.im" }}
+{{- $notes := dig "metadata" "annotations" dict $found }}
+{{- $release := dig "meta.helm.sh/release-name" "" $notes }}
+{{- $namespace := dig "meta.helm.sh/release-namespace" "" $notes }}
+{{- if and $release $namespace (or (ne $release .Release.Name) (ne $namespace .Release.Namespace)) }}
+{{- if lookup "apps/v1" "Deployment" $namespace (printf "%s-operator" ($release | trunc 40 | trimSuffix "-")) }}
+{{- fail (printf "Plato's definitions (CRDs) belong to the release %s in the namespace %s, whose operator is there, and all releases share them: install this one with --set crds.install=false" $release $namespace) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* What every container of ours may do: nothing. */}}
 {{- define "plato.containerSecurity" -}}
 allowPrivilegeEscalation: false

@@ -50,6 +50,11 @@ def configure(process: str, level: str = "info") -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s", force=True)
 
 
+def bind(**fields: str) -> None:
+    """Adds fields to each line of the present task, and of those that it starts from now on."""
+    structlog.contextvars.bind_contextvars(**fields)
+
+
 def get(name: str) -> Any:
     """A logger; `name` is the part that speaks, e.g. "link"."""
     return structlog.get_logger(part=name)

@@ -16,7 +16,7 @@ from plato.topology.record import Drain, Gateway, Move, Shard, SlotRange, Topolo
 from plato.topology.stored import pack
 
 FAKE = """#!{python}
-import json, sys
+import json, os, sys
 objects = json.load(open({objects!r}))
 words = [w for w in sys.argv[1:] if not w.startswith(("--namespace=", "--context=", "--kubeconfig="))]
 verb, rest = words[0], words[1:]
@@ -34,6 +34,8 @@ if verb == "get":
         print(json.dumps(found[0]) if "json" in rest else found[0]["metadata"]["uid"] if found else "")
     else:
         print(json.dumps({{"items": found}}))
+elif verb == "logs" and os.path.exists({objects!r} + ".logs"):
+    print(json.load(open({objects!r} + ".logs")).get(rest[0], ""), end="")
 elif verb == "logs":
     print("2026 connected to postgresql://plato:hunter2@db/plato with Bearer abcdefgh12345678")
 elif verb == "version":
@@ -328,6 +330,50 @@ def test_the_report_holds_what_helps_and_no_secret(
     ]
     calls = (tmp_path / "calls").read_text()
     assert '"secret' not in calls
+
+
+def test_the_report_leaves_the_operators_lines_about_other_clusters_out(
+    run: Run, tmp_path: Path, objects: list[dict[str, Any]]
+) -> None:
+    """One operator serves several teams, whose clusters may have one name; what it says of itself helps everybody."""
+    ours = [
+        '2026-11-30T10:00:00Z {"event": "serves", "ts": "1"}',
+        '2026-11-30T10:00:01Z {"cluster": "chat", "namespace": "im", "event": "applied"}',
+        '2026-11-30T10:00:02Z {"cluster": "chat", "event": "by an operator that names no namespace"}',
+        "2026-11-30T10:00:03Z Traceback of {something} in the process",
+        "2026-11-30T10:00:04Z [1, 2]",
+    ]
+    others = [
+        '2026-11-30T10:00:05Z {"cluster": "shop", "namespace": "team-a", "event": "refused", "why": "hidden"}',
+        '2026-11-30T10:00:06Z {"cluster": "chat", "namespace": "team-a", "event": "hidden"}',
+    ]
+    labels = {"app.kubernetes.io/name": "plato", "app.kubernetes.io/component": "operator"}
+    objects.append(_object("Pod", "plato-operator-1", metadata={"namespace": "plato-system", "labels": labels}))
+    (tmp_path / "objects.json.logs").write_text(json.dumps({"plato-operator-1": "\n".join([*ours, *others]) + "\n"}))
+    file = tmp_path / "bundle.tar.gz"
+    assert run("report", "-n", "im", "-o", str(file)) == 0
+    with tarfile.open(file) as tar:
+        *_, log = [
+            member for member in tar.getmembers() if member.name.endswith("logs/plato-operator-1.log")
+        ]  # kubectl here selects nothing
+        opened = tar.extractfile(log)
+        assert opened is not None
+        text = opened.read().decode()
+    assert text.splitlines() == ["# 2 lines about other PlatoClusters are left out", *ours]
+
+
+@pytest.mark.parametrize("flag", ["-n", "--namespace"])
+def test_flags_of_kubectl_may_stand_before_the_command_too(run: Run, tmp_path: Path, flag: str) -> None:
+    assert run(flag, "im", "--context", "far", "--kubeconfig", "/k", "pause", "chat") == 0
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    assert calls
+    assert {tuple(call[:3]) for call in calls} == {("--kubeconfig=/k", "--context=far", "--namespace=im")}
+
+
+def test_a_flag_behind_the_command_counts_more_than_one_before_it(run: Run, tmp_path: Path) -> None:
+    assert run("-n", "elsewhere", "pause", "chat", "-n", "im") == 0
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    assert {call[0] for call in calls} == {"--namespace=im"}
 
 
 def test_the_report_says_which_file_cannot_be_written(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,11 @@ to decide.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Final
 
 from plato.api.cluster import PlatoClusterStatus, Reshard, SlotCounts, WorkerIdCounts
 from plato.api.names import EXIT_NOT_ALONE, LABEL_POOL, is_taken, shard_index, shard_name
@@ -22,6 +24,7 @@ from plato.topology.worker_ids import held
 from plato_operator.core.children import migrated, migration_job, wanted
 from plato_operator.core.drains import FORCE_AFTER_MS
 from plato_operator.core.moves import wanted_weights
+from plato_operator.core.orders import Apply, Gate
 from plato_operator.core.repair import repaired
 from plato_operator.core.rollout import ipconfig_done, msg_done, outdated_shards, settled, state_done
 from plato_operator.core.snapshot import ENDED, IPCONFIG, MSG, STATE, Pod, Pool, Shard, Snapshot, shard_pod
@@ -36,6 +39,16 @@ MOST_WORDS = 2_000
 REFUSALS = ("InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "NameTaken", "ApplyRefused")
 UNNEEDED = ("PodMonitor",)
 """Kinds without which clients are served all the same: one that is refused is a warning."""
+MOVING_MS: Final = 10_000
+"""Slots of a move count as served for so long: links hold what comes for them while the one shard lets go (at most 3 s),
+the other one loads, and a report tells it. One that takes longer, is undone or goes to a shard that is down is trouble."""
+TRYING_MS: Final = 10_000
+"""A migration that has nothing to do and finds its database ends sooner."""
+STARTING_MS: Final = 60_000
+"""How long the successor of a gateway that went may take to get ready, within maxUnavailable."""
+_TAKEN: Final = re.compile(r"(\d+) node\(s\) didn't have free ports")
+_LACKING: Final = re.compile(r"\d+ (?:Insufficient ([\w./-]+)|(Too many pods))")
+"""The scheduler's words; it gives one reason per node."""
 NOT_STALLED = ("NotStalled", "everything that was asked for could be applied")
 
 
@@ -80,20 +93,22 @@ def cluster_status(work: Work) -> PlatoClusterStatus:
     snap, topology = work.snap, work.topology
     spec, sheet = snap.cluster.spec, _Sheet(snap.cluster.generation)
     acquired = _acquired(work)
-    missing = SLOTS - len(acquired)
+    missing = SLOTS - len(acquired | _on_their_way(work))
     ready_shards = [n for i in range(spec.state.shards) if work.shard_ready(n := shard_name(snap.cluster.name, i))]
     pools = [p for p in snap.pools.values() if not p.deleting]
     gateways_wanted = sum(p.spec.replicas for p in pools)
     gateways_ready = sum(_ready(work, p) for p in pools)
     move, to_move = topology.move, left(topology, wanted_weights(work))
     msgs_ready = sum(pod.ready and not pod.deleting for pod in snap.pods.values() if pod.component == MSG)
-    rolling = not (migrated(work) and msg_done(work) and state_done(work) and ipconfig_done(work)) or any(
-        _rolling(work, p) for p in pools
+    rolling = (
+        not (migrated(work) and msg_done(work) and state_done(work) and ipconfig_done(work))
+        or any(_rolling(work, p) for p in pools)
+        or _applies(work)
     )
     down = [n for n in counts(topology) if not work.shard_ready(n)]
 
     sheet.add("SlotsAcquired", not missing, *(
-        ("AllAcquired", "every slot is served") if not missing
+        ("AllAcquired", "every slot is served, or on its way between two shards") if not missing
         else ("ShardDown", f"{missing} slots are not served; not ready: {', '.join(down)}") if down
         else ("Loading", f"{missing} slots are being loaded")
     ))  # fmt: skip
@@ -126,10 +141,12 @@ def cluster_status(work: Work) -> PlatoClusterStatus:
         or to_move > 0
         or any(g.drain for g in topology.gateways.values())
         or work.act is not None
+        or gateways_ready != gateways_wanted
     )
     sheet.add("Ready", not why, *(why or ("Serving", "clients are served")))
     sheet.add("Reconciling", busy and not spec.paused, *(
-        ("Progressing", "pods or slots are on their way") if busy and not spec.paused else ("Settled", "nothing to do")
+        ("Paused", "spec.paused is true: what was asked for since waits") if spec.paused
+        else ("Progressing", "pods or slots are on their way") if busy else ("Settled", "nothing to do")
     ))  # fmt: skip
     phase = (
         "Paused"
@@ -184,6 +201,8 @@ def _not_ready(
     stalled = refusal(work)
     if stalled is not None:
         return stalled
+    if holds is None and not any(pod.component == MSG for pod in work.snap.pods.values()):
+        return reason, message
     if not msgs:
         words = "no msg pod is ready: messages are accepted at most until queues are full, and none is delivered"
         return "MsgDown", words + _trouble(pod for pod in work.snap.pods.values() if pod.component == MSG)
@@ -194,7 +213,7 @@ def _not_ready(
     if ipconfig is None or not ipconfig.ready:
         words = "no ipconfig pod is ready: clients do not learn of gateways"
         return "IpconfigDown", words + _trouble(pod for pod in work.snap.pods.values() if pod.component == IPCONFIG)
-    spare = sum(p.spec.rollout.max_unavailable for p in pools if _rolling(work, p))
+    spare = sum(_spare(work, p) for p in pools)
     if ready < wanted - spare or (wanted and not ready):
         gateways = (pod for pod in work.gateway_pods().values() if not pod.ready)
         return "GatewaysMissing", f"{ready} of {wanted} gateways are ready{_trouble(gateways)}"
@@ -213,6 +232,8 @@ def _trouble(pods: Iterable[Pod]) -> str:
 def _dependencies(work: Work) -> tuple[bool | None, str, str]:
     """(holds, reason, message) of the Secrets and the database's schema."""
     missing, job = work.snap.missing_secrets, migration_job(work)
+    if not missing and (trying := _trying(work)):
+        return None, "Migrating", trying
     if missing:
         return False, "SecretMissing", f"create in this namespace: {', '.join(sorted(missing))}"
     if migrated(work):
@@ -259,6 +280,21 @@ def refusal(work: Work, kind: str = "PlatoCluster", name: str = "") -> tuple[str
             known = reason if reason in REFUSALS else "ApplyRefused"
             return known, f"{child[0]} {child[1]}: {message}"
     return None
+
+
+def _trying(work: Work) -> str:
+    """Of a migration that has not ended for a while: where its words are meanwhile. Only the end of a pod is told to us."""
+    job = migration_job(work)
+    if job is None or job.succeeded or job.failed:
+        return ""
+    pods = [p for p in work.snap.pods.values() if p.name.startswith(f"{job.name}-") and p.phase not in ENDED]
+    if waits := _trouble(pods):
+        return f"the migration of the database waits{waits}"
+    long = next((p.name for p in pods if p.running and work.snap.now_ms - p.created_ms >= TRYING_MS), "")
+    if not long:
+        return ""
+    words = "the migration of the database has not ended yet: it may have much to do, or the database does not answer, which"
+    return f"{words} is tried again for a minute; `kubectl logs -n {work.snap.cluster.namespace} {long}` says which"
 
 
 def _version(work: Work, rolling: bool) -> str:
@@ -317,7 +353,7 @@ def pool_status(work: Work, pool: Pool) -> GatewayPoolStatus:
     sheet.add(
         "Unschedulable",
         bool(stuck),
-        *(("Unschedulable", _unschedulable(work, pool, stuck)) if stuck else ("Scheduled", "every pod has a node")),
+        *(_unschedulable(work, pool, stuck) if stuck else ("Scheduled", "every pod has a node")),
     )
     broken = repaired(work, pool.name)
     sheet.add("Degraded", broken is not None, *(
@@ -336,8 +372,7 @@ def pool_status(work: Work, pool: Pool) -> GatewayPoolStatus:
          f"{spec.drain.deadline_seconds} s: raise drain.pacePerSecond or drain.deadlineSeconds") if slow
         else ("None", "nothing to warn about")
     ))  # fmt: skip
-    spare = spec.rollout.max_unavailable if _rolling(work, pool) else 0
-    good = ready >= max(spec.replicas - spare, min(1, spec.replicas))
+    good = ready >= max(spec.replicas - _spare(work, pool), min(1, spec.replicas))
     stalled = refusal(work, "GatewayPool", pool.name)
     if is_taken(snap.cluster.name, pool.name):
         stalled = (
@@ -380,14 +415,38 @@ def _blocked(work: Work, pool: Pool, draining: list[tuple[Pod, Gateway]]) -> tup
     return None
 
 
-def _unschedulable(work: Work, pool: Pool, stuck: list[Pod]) -> str:
-    nodes = len(work.snap.nodes) if work.snap.nodes is not None else None
-    ports = pool.spec.ports
-    text = f"{', '.join(p.name for p in stuck)}: {stuck[0].unschedulable}"
+def _unschedulable(work: Work, pool: Pool, stuck: list[Pod]) -> tuple[str, str]:
+    """(reason, message) of gateways without a node: what to do, then the scheduler's own words."""
+    said, ports = stuck[0].unschedulable, pool.spec.ports
+    told = said.partition("preemption:")[0]
+    taken, lacking = sum(int(n) for n in _TAKEN.findall(told)), sorted({a or b for a, b in _LACKING.findall(told)})
+    foreign = taken - len(_nodes_with(work, {ports.tcp, ports.ws, ports.admin}))
+    if foreign > 0:
+        reason = "PortTaken"
+        words = (
+            f"on {foreign} node(s) a pod that is none of these gateways has one of the ports: move it, or set others"
+        )
+    elif lacking:
+        reason, words = "NoRoom", f"nodes lack {', '.join(lacking)}: lower spec.resources, or add nodes"
+    elif taken:
+        reason, words = (
+            "TooFewNodes",
+            "each node that could take one has its gateway: add nodes, or lower spec.replicas",
+        )
+    else:
+        reason, words = "Unschedulable", "no node may take it: look at spec.placement and at the nodes' taints"
+    text = f"{', '.join(p.name for p in stuck)}: {words}; the scheduler says: {said}"
     if pool.spec.network == "Host":
+        nodes = len(work.snap.nodes) if work.snap.nodes is not None else None
         text += f" (each gateway takes ports {ports.tcp}, {ports.ws} and {ports.admin} of its node"
         text += f"; {pool.spec.replicas} are wanted on {nodes} nodes)" if nodes is not None else ")"
-    return text
+    return reason, text
+
+
+def _nodes_with(work: Work, ports: set[int]) -> set[str]:
+    """Nodes on which a gateway of this cluster has one of these ports."""
+    pods = (pod for pod in work.gateway_pods().values() if pod.node and pod.phase not in ENDED)
+    return {pod.node for pod in pods if (at := pod.endpoint) is not None and {at.tcp, at.ws} & ports}
 
 
 def _drain(work: Work, pod: Pod, record: Gateway) -> DrainStatus:
@@ -414,7 +473,8 @@ def shard_status(work: Work, shard: Shard) -> StateShardStatus:
     pod = snap.pods.get(shard_pod(shard.name))
     weight = work.weights().get(shard.name, 0)
     lost = pod is not None and work.lost(pod)
-    serves = settled(work, shard.name)
+    has_all = settled(work, shard.name)
+    serves = has_all or _serves_but_those_on_their_way(work, shard.name)
     ready = work.shard_ready(shard.name)
     stalled = refusal(work, "StateShard", shard.name)
     if shard.name not in work.weights():
@@ -440,7 +500,10 @@ def shard_status(work: Work, shard: Shard) -> StateShardStatus:
     ))  # fmt: skip
     rolling = shard.name in outdated_shards(work)
     sheet.add(
-        "Reconciling", rolling or not serves, "Progressing" if rolling or not serves else "Settled", f"weight {weight}"
+        "Reconciling",
+        rolling or not has_all,
+        "Progressing" if rolling or not has_all else "Settled",
+        f"weight {weight}",
     )
     phase = "NodeLost" if lost else "Pending" if not ready else "Evacuating" if not weight and number else (
         "Evacuated" if not weight else "Serving" if serves else "Loading"
@@ -468,6 +531,39 @@ def _acquired(work: Work) -> set[int]:
         if report is not None:
             found |= {slot for slot in members(report.acquired) if work.topology.owner(slot).shard == name}
     return found
+
+
+def _on_their_way(work: Work) -> set[int]:
+    """Slots of the open move, while it takes no longer than one does and its target is up."""
+    move, memory = work.topology.move, work.memory
+    if move is None or move.undo or memory.move_id != move.id or not work.shard_ready(move.target):
+        return set()
+    return members(move.slots) if work.snap.now_ms - memory.move_since_ms < MOVING_MS else set()
+
+
+def _serves_but_those_on_their_way(work: Work, shard: str) -> bool:
+    """Whether a shard is ready and reports every slot that is its own and not on its way to it."""
+    pod = work.shard_pod(shard)
+    report = work.report(pod.name, pod.uid) if pod is not None and work.shard_ready(shard) else None
+    own = {slot for r in work.topology.slots if r.shard == shard for slot in range(r.first, r.last + 1)}
+    return report is not None and own <= members(report.acquired) | _on_their_way(work)
+
+
+def _applies(work: Work) -> bool:
+    """Whether this pass changes a child. One that is refused is told elsewhere, and may be so for ever."""
+    changes = [order for order in work.applies if not isinstance(order, Gate)]
+    return any(not isinstance(o, Apply) or (o.kind, o.name) not in work.snap.refusals for o in changes)
+
+
+def _spare(work: Work, pool: Pool) -> int:
+    """How many gateways may be away by our doing: those of a rollout, and the successors of those that went."""
+    if _rolling(work, pool):
+        return pool.spec.rollout.max_unavailable
+    if not work.topology.resting:
+        return 0  # none went: a cluster that is being made has all its gateways before it is ready
+    pods = [pod for pod in work.gateway_pods().values() if pod.owner == pool.name]
+    young = sum(not pod.ready and work.snap.now_ms - pod.created_ms < STARTING_MS for pod in pods)
+    return min(pool.spec.rollout.max_unavailable, young + max(0, pool.spec.replicas - len(pods)))
 
 
 def _ready(work: Work, pool: Pool) -> int:

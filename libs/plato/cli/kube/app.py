@@ -42,6 +42,14 @@ Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Longest wait, in seconds.")]
 
 
+@app.callback()
+def _first(ctx: typer.Context, namespace: Namespace = "", context: Context = "", kubeconfig: Config = "") -> None:
+    """Takes kubectl's own flags before the command too, where kubectl's users write them."""
+    flags = {"namespace": namespace, "context": context, "kubeconfig": kubeconfig}
+    given = {flag: value for flag, value in flags.items() if value}
+    ctx.default_map = dict.fromkeys(getattr(ctx.command, "commands", ()), given)
+
+
 def _refs(resources: list[dict[str, Any]], cluster: str) -> list[dict[str, Any]]:
     return [r for r in resources if r["spec"].get("clusterRef", {}).get("name") == cluster]
 
@@ -315,7 +323,8 @@ def report(
     ] = "",
     since: Annotated[str, typer.Option(help="How far back logs go.")] = "1h",
 ) -> int:
-    """Write a bundle for support: resources, record, events, logs. Secrets are not read; passwords are struck out."""
+    """Write a bundle for support: resources, record, events, logs; of the operator's, no line about another cluster. Secrets
+    are not read; passwords are struck out."""
     kube = Kubectl(namespace, context, kubeconfig)
     cluster = _chosen(kube, name)
     its, where = cluster["metadata"]["name"], cluster["metadata"]["namespace"]
@@ -364,7 +373,8 @@ def _content(
     )
     for pod in _or_nothing(operator, ours, failures, everywhere=everywhere):
         place = Kubectl(pod["metadata"]["namespace"], kube.context, kube.kubeconfig)
-        yield from _log(place, pod, since, failures)
+        for log, text in _log(place, pod, since, failures):
+            yield log, bundle.lines_about(text, kube.namespace, its)
     try:
         pools, shards = _refs(kube.list(POOLS), its), _refs(kube.list(SHARDS), its)
         yield "status.txt", "\n".join(view.status(cluster, pools, shards, _topology(kube, its))) + "\n"
@@ -381,7 +391,7 @@ def _or_nothing(kube: Kubectl, selector: str, failures: list[str], *, everywhere
         return []
 
 
-def _log(kube: Kubectl, pod: dict[str, Any], since: str, failures: list[str]) -> Iterator[tuple[str, object]]:
+def _log(kube: Kubectl, pod: dict[str, Any], since: str, failures: list[str]) -> Iterator[tuple[str, str]]:
     name = pod["metadata"]["name"]
     restarted = any(s.get("restartCount") for s in pod.get("status", {}).get("containerStatuses", ()))
     for before in (False, True) if restarted else (False,):

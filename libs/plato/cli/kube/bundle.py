@@ -69,6 +69,28 @@ def cleaned(value: Any) -> Any:
     return struck(value) if isinstance(value, str) else value
 
 
+def lines_about(log: str, namespace: str, cluster: str) -> str:
+    """An operator's log without the lines that it wrote about other PlatoClusters, and how many those were.
+
+    A line is JSON, maybe behind kubectl's time; its `cluster` and `namespace` say whom it is about. What names none is about
+    the operator itself, and stays, as do lines that are no JSON.
+    """
+    kept = []
+    others = 0
+    for line in log.splitlines(keepends=True):
+        try:
+            said = json.loads(line[line.index("{") :])
+        except ValueError:
+            said = {}
+        about = said.get("cluster", cluster), said.get("namespace", namespace)
+        if about == (cluster, namespace):
+            kept.append(line)
+        else:
+            others += 1
+    head = f"# {others} lines about other PlatoClusters are left out\n" if others else ""
+    return head + "".join(kept)
+
+
 def write(path: Path, files: Iterable[tuple[str, object]], mtime_s: int) -> list[str]:
     """Writes a .tar.gz of (name, text or object) and returns the names. Everything passes `struck` or `cleaned`.
 

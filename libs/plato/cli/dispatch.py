@@ -68,9 +68,7 @@ def rebalanced(found: dict[str, Any], dry_run: bool, known: Sequence[str] = ()) 
         rows.append((name, g["zone"] or "–", str(g["connections"]), str(g["most"])))
     lines = [*table(rows), "", f"the fullest is {found['imbalance']:.2f} times as full as all of them together"]
     if left_out := sorted(set(known) - set(found["gateways"])):
-        lines.append(
-            f"not counted: {', '.join(left_out)}; stopped, drained, left out by an override, or back for some seconds only"
-        )
+        lines.append(f"not counted: {', '.join(left_out)}; stopped, drained, or back for some seconds only")
     for shift in found["shifts"]:
         why = found["refused"].get(shift["from"])
         said = f": {shift['from']} refused: {why}" if why else ""

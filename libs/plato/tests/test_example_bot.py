@@ -45,6 +45,18 @@ def api(*answers: Answer) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         thread.join()
 
 
+def test_the_receiver_without_a_secret_says_what_to_give_it(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "SECRET_FILE"}
+    for given in ({}, {"SECRET_FILE": "nowhere"}):
+        command = [sys.executable, "-I", str(BOT.with_name("hook.py"))]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment | given, capture_output=True, text=True, timeout=30, check=False
+        )
+        (line,) = done.stderr.strip().splitlines()
+        assert done.returncode == 1
+        assert given.get("SECRET_FILE", "SECRET_FILE") in line
+
+
 def bot(folder: Path, *arguments: str, **variables: str) -> tuple[int, str, list[str]]:
     """Runs it until it ends: (code, output, lines of standard error)."""
     environment = {k: v for k, v in os.environ.items() if k != "TOKEN"} | variables

@@ -99,4 +99,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as e:  # nobody listens there, or the connection ended
+        raise SystemExit(f"{e}; is Plato up?") from None

@@ -2,9 +2,9 @@
 
     .venv/bin/python examples/echo_bot.py echo "$(.venv/bin/plato token echo)"
 
-Then `plato chat alice --to echo`. Stop it and start it again: it answers what came meanwhile, once. After a crash the last
-messages are shown again; so each answer's key (client_msg_id) is a UUIDv5 of its question's msg_id, and what was answered
-before is not answered twice.
+Then `.venv/bin/plato chat alice --to echo`. Stop it and start it again: it answers what came meanwhile, once. After a crash
+the last messages are shown again; so each answer's key (client_msg_id) is a UUIDv5 of its question's msg_id, and what was
+answered before is not answered twice.
 """
 
 from __future__ import annotations

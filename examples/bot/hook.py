@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 import os
+import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -47,6 +48,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=9000)
     parser.add_argument("--refuse", default="spam")
     asked = parser.parse_args()
+    if not os.environ.get("SECRET_FILE"):
+        sys.exit("no secret: set SECRET_FILE to the file that msg.hook_secret_file names")
     secret = Path(os.environ["SECRET_FILE"]).read_bytes().strip()
 
     class Receiver(BaseHTTPRequestHandler):
@@ -82,5 +85,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
+    except OSError as e:  # no such file, or the port is taken
+        sys.exit(str(e))
     except KeyboardInterrupt:
         pass

@@ -7,6 +7,8 @@ checker then compares what both sent, what is stored and what each was shown.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ from tests.faults.waiting import until
 from tests.interop import go_client
 from tests.interop.go_client import GoClient, Lists
 
+ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
     "state.heartbeat_ms": 1_000,
     "state.resume_window_ms": 30_000,
@@ -120,6 +123,28 @@ def test_the_source_is_formatted_vetted_and_its_own_tests_pass() -> None:
     for command in ("vet", "test"):
         done = go_client.go(command, "./...")
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_commands_of_the_page(cluster: LocalCluster, tmp_path: Path) -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "go-client.md").read_text(encoding="utf-8"), re.DOTALL)
+    script = "\n".join(blocks).replace("http://127.0.0.1:8904", cluster.ipconfig_url)
+    for made, here in (("-o ../../plato-go", f"-o {tmp_path}/plato-go"), ("./plato-go", f"{tmp_path}/plato-go")):
+        assert made in script
+        script = script.replace(made, here)
+    offline = {"GOPROXY": "off", "GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script.replace("-state plato-state", f"-state {tmp_path}/plato-state")],
+        cwd=ROOT,
+        env={**os.environ, **offline, "PLATO_LOCAL__DATA_DIR": str(cluster.data_dir)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = [line.partition(" ")[2] for line in done.stdout.splitlines()]
+    said = ["#1 alice: hello from Go", "#2 bob: hello Alice", "#3 bob: nice to read you"]
+    assert [line for line in said if line not in shown] == []
 
 
 async def test_both_ways(cluster: LocalCluster, binary: Path, tmp_path: Path) -> None:

@@ -174,6 +174,8 @@ async def test_a_server_acts_for_whom_it_names_and_with_authority_for_nobody(tow
     assert (await person(town, bob).ok("GET", f"{MESSAGES}/{sent['msg_id']}"))["from"] == alice
     assert (await shop.ok("GET", f"{MESSAGES}/{sent['msg_id']}"))["text"] == "from the shop"
     await shop.refused(400, Code.MALFORMED, "POST", MESSAGES, {"to": bob, "text": "?"})
+    said = await for_alice.refused(400, Code.BAD_TO_USER, "POST", MESSAGES, {"to": "admin", "text": "anybody?"})
+    assert "administrators" in said["detail"], "nobody could ever read it"
     await shop.ok("DELETE", f"{MESSAGES}/{sent['msg_id']}")
     name = f"shop/{uuid.uuid4().hex[:8]}"
     made = await server(town, alice).ok("POST", "/v1/groups", {"name": name, "members": [bob], "title": "Sale"})

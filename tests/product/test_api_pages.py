@@ -19,6 +19,7 @@ from plato.core.conversations import dialogue_id
 from plato.local.cluster import LocalCluster
 
 from tests.faults.waiting import until, until_sync
+from tests.product import pages
 from tests.product.api import person, quoted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,17 +84,27 @@ def test_every_command_of_the_page_works(town: LocalCluster, page: str) -> None:
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
     script = "\n".join(blocks).replace("http://127.0.0.1:8903", town.api_url)
     assert script.count("curl") > 3
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=ROOT,
-        env={**os.environ, "PLATO_LOCAL__DATA_DIR": str(town.data_dir)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "REFUSED" not in done.stdout
+    for _ in range(2):  # a reader may try it again
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=ROOT,
+            env={**os.environ, "PLATO_LOCAL__DATA_DIR": str(town.data_dir)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "REFUSED" not in done.stdout
+
+
+def test_the_page_about_overload_shows_it(town: LocalCluster) -> None:
+    said = pages.run(town, "overload.md")
+    counted = {int(code): int(count) for count, code in re.findall(r"^ *(\d+) (200|429)$", said, re.MULTILINE)}
+    assert sum(counted.values()) == 400
+    assert counted[200] > 0
+    assert counted[429] > 0, "on a fast machine for the rate, on a slow one for the reads under way"
+    assert said.count('{"devices":[]}') == 2
 
 
 async def test_the_bot_answers_once_though_it_dies(town: LocalCluster, tmp_path: Path) -> None:

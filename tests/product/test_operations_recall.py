@@ -92,12 +92,14 @@ def test_the_example_of_the_page_prints_what_the_page_says(town: LocalCluster, t
     page = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (printed,) = re.findall(r"\nprints\n\n```\n(.*?)```", page, re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", program, town.token("alice"), town.token("bob"), town.gateways[0]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.stdout == printed, done.stderr
+    for run in ("first", "second"):  # also where people have talked already, on a device that is new
+        (tmp_path / run).mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", program, town.token("alice"), town.token("bob"), town.gateways[0]],
+            cwd=tmp_path / run,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert done.stdout == printed, done.stderr

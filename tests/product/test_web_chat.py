@@ -17,7 +17,7 @@ from tests.faults.night import client_of
 from tests.faults.waiting import until
 from tests.product.browser import WAIT_MS, Person, browsers, installed, required
 
-SETTINGS = {"gateway.workers": 1, "state.reconnect_delay_ms": 300}
+SETTINGS = {"gateway.workers": 1, "state.reconnect_delay_ms": 300, "attachments.bytes_max": 2 << 20}
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -101,6 +101,16 @@ async def test_two_people_talk_answer_edit_recall_and_send_a_picture(town: Local
         await expect(ben.page.get_by_role("dialog", name="hills.jpg").get_by_role("img")).to_be_visible()
         await ben.page.keyboard.press("Escape")
         await expect(ben.page.get_by_role("dialog")).to_have_count(0)
+
+        asked: list[str] = []
+        ann.page.on("request", lambda request: asked.append(request.url))
+        film = FilePayload(name="film.bin", mimeType="application/octet-stream", buffer=bytes((2 << 20) + 100_000))
+        await ann.page.locator("input[type=file]").set_input_files([film])
+        await expect(ann.log.get_by_text("Too large: 2.1 MB, and files have at most 2.0 MB here.")).to_be_visible()
+        await expect(ann.log.get_by_role("button", name="Try again")).to_have_count(0)
+        await ann.log.get_by_role("button", name="Discard").click()
+        await expect(ann.log.get_by_text("film.bin")).to_have_count(0)
+        assert [url for url in asked if "attachments?" in url] == [], "it is not even uploaded"
         assert ann.faults == ben.faults == []
 
 

@@ -16,6 +16,7 @@ import pytest
 from plato.local.cluster import LocalCluster
 from playwright.async_api import expect
 
+from tests.product.api import person
 from tests.product.browser import WAIT_MS, browsers, required
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,7 @@ async def test_the_python_program_and_the_page_in_a_browser_talk(town: LocalClus
     }.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     shutil.copy(ROOT / "libs" / "plato" / "web" / "plato.js", tmp_path)
+    older = await person(town, "bob").ok("POST", "/v1/messages", {"to": "alice", "text": "of yesterday"})
     port = free_port()
     command = [sys.executable, "-m", "plato.cli", "token", "--data-dir", str(town.data_dir)]
     async with (
@@ -78,8 +80,13 @@ async def test_the_python_program_and_the_page_in_a_browser_talk(town: LocalClus
         running(tmp_path, "hello.py", town.token("alice"), "bob", town.ipconfig_url) as hello,
         browsers() as browser,
     ):
-        assert await line(hello) == "sent, its place is 1"
+        assert await line(hello) == f"sent, its place is {older['seq'] + 1}"
         page = await browser.new_page()
+        kept = page.request
+        assert (await kept.get(f"http://127.0.0.1:{port}/app.js")).status == 200
+        for other in ("/server.py", "/hello.db", "/", "/sub/../server.py"):
+            answer = await kept.get(f"http://127.0.0.1:{port}{other}")
+            assert (answer.status == 404) is (other != "/"), other
         faults: list[str] = []
         page.on("pageerror", lambda error: faults.append(str(error)))
         await page.goto(f"http://127.0.0.1:{port}/")

@@ -53,6 +53,17 @@ def test_each_command_on_a_page_exists(page: str) -> None:
             assert not names or names[0] in _plato_commands(), f"{page}: {command}"
 
 
+@pytest.mark.parametrize("page", [p for p in PAGES if p.startswith("docs/") or p == "README.md"])
+def test_commands_are_written_as_they_can_be_typed(page: str) -> None:
+    whole = text(page)
+    blocks = [
+        *re.findall(r"```(?:sh|bash|console)?\n(.*?)```", whole, re.DOTALL),
+        *re.findall(r"^(?: {4}.*\n)+", whole, re.MULTILINE),
+    ]
+    bare = [line for block in blocks for line in block.splitlines() if re.match(r"\s*(?:\$ )?plato [a-z]", line)]
+    assert bare == [], "plato is in .venv/bin, not on the PATH"
+
+
 def test_the_readme_shows_the_two_commands_and_the_path() -> None:
     readme = text("README.md")
     assert "make up" in _commands("README.md")

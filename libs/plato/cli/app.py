@@ -164,10 +164,25 @@ def status(
 
     from plato.cli.show import status_lines
 
-    found = _cluster(data_dir, settings).status()
-    print(json.dumps(found, indent=1) if json_ else "\n".join(status_lines(found)))
+    cluster = _cluster(data_dir, settings)
+    found = cluster.status()
+    print(json.dumps(found, indent=1) if json_ else "\n".join(status_lines(found, _override(cluster, found))))
     well = all(entry["ready"] and not entry.get("bus") for entry in found["processes"])
     return 0 if well and found["phase"] == "up" else 1
+
+
+def _override(cluster: LocalCluster, found: dict[str, Any]) -> str:
+    """What is decided over the figures' heads, in words; "": nothing, or ipconfig does not say."""
+    from plato.cli import dispatch
+    from plato.local.folder import LocalError
+
+    if not any(entry["kind"] == "ipconfig" and entry["ready"] for entry in found["processes"]):
+        return ""
+    try:
+        order = cluster.ask_ipconfig("GET", "/override", timeout_s=2.0)["override"]
+    except LocalError:
+        return ""
+    return "" if order is None else dispatch.overridden(order)
 
 
 @app.command()
@@ -275,8 +290,10 @@ def rebalance(
     from plato.cli import dispatch
 
     body = dispatch.rebalance_body(dry_run, pace, least)
-    found = _cluster(data_dir, settings).ask_ipconfig("POST", "/rebalance", body)
-    print("\n".join(dispatch.rebalanced(found, dry_run)))
+    cluster = _cluster(data_dir, settings)
+    found = cluster.ask_ipconfig("POST", "/rebalance", body)
+    known = [entry["name"] for entry in cluster.status()["processes"] if entry["kind"] == "gateway"]
+    print("\n".join(dispatch.rebalanced(found, dry_run, known)))
     return 1 if found["refused"] else 0
 
 
@@ -358,6 +375,8 @@ def token(
     settings: SettingsFile = None,
 ) -> int:
     """Print a token for USER, signed by the embedded cluster's development key."""
+    if scope not in ("", "server"):
+        raise typer.BadParameter(f"--scope {scope!r}: there is one, server; without it the token is a person's")
     print(_cluster(data_dir, settings).token(user, ttl, scope))
     return 0
 

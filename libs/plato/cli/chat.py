@@ -12,7 +12,7 @@ from typing import Final, Literal
 from plato.cli.chat_commands import Commands
 from plato.cli.chat_plain import PlainChat, stdin_lines
 from plato.client import Client, StoreError, StoreInUse
-from plato.core.conversations import dialogue_id, is_conversation_id, is_user_id
+from plato.core.conversations import dialogue_id, is_conversation_id, why_unreachable
 
 GROUP_S: Final = 10.0
 """How long a group that is not known here is waited for."""
@@ -96,8 +96,8 @@ def peer_fault(to: str | None, conversation: str | None, group: str | None = Non
     """What is wrong with the one that a chat is to be with, in words; "" if nothing is."""
     if sum(one is not None for one in (to, conversation, group)) != 1:
         return "name either --to USER or --group NAME or --conversation ID"
-    if to is not None and not is_user_id(to):
-        return f"--to {to!r}: a user's name is 1 to 64 bytes of UTF-8 without control or invisible characters"
+    if to is not None and (why := why_unreachable(to)):
+        return f"--to {to!r}: it {why}"
     if conversation is not None and not is_conversation_id(conversation):
         return f"--conversation {conversation!r}: an id is 1 to 64 bytes of UTF-8 without control characters"
     return ""

@@ -15,7 +15,15 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final, TextIO
 
 from plato.cli.chat_commands import Commands, Place, try_command
-from plato.cli.transcript import message_words, one_line, operation_words, quote_words, state_words
+from plato.cli.transcript import (
+    conversation_name,
+    message_words,
+    one_line,
+    operation_words,
+    quote_words,
+    state_words,
+    where_words,
+)
 from plato.client import Client, ClientError, Message, MsgType, OutboxFull, Phase, Quote, Refused, Sent, Stopped
 from plato.client.content import is_operation, text_of
 
@@ -92,7 +100,9 @@ class PlainChat:
                     if not self._moved or message.seq > self._shown_seq:
                         self._print([message])
                 elif not message.mine:
-                    self._note(f"{message.from_user} wrote in {message.conversation_id}: {elsewhere(message)}")
+                    there = message.conversation_id
+                    where = where_words(there, self._client.conversation(there))
+                    self._note(f"{message.from_user} wrote {where}: {elsewhere(message)}")
         except Stopped:
             pass  # the state said why
 
@@ -167,7 +177,9 @@ class PlainChat:
         here = await self._client.history(place.conversation_id, limit=HERE)
         self._conversation_id, self._to, self._moved = place.conversation_id, place.to, True
         self._shown_seq = self._settled_seq = 0
-        self._note(f"here is {self._to or self._conversation_id} now")
+        known = self._client.conversation(self._conversation_id)
+        name = conversation_name(known) if known is not None else self._conversation_id
+        self._note(f"here is {self._to or name} now")
         self._print(here)
         known = self._client.conversation(self._conversation_id)
         for seq in range(self._shown_seq + 1, known.cursor + 1 if known is not None and here else 0):

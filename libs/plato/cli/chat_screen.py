@@ -29,12 +29,22 @@ from textual.widgets import Footer, OptionList, Static, TextArea
 from textual.worker import WorkerFailed
 
 from plato.cli.chat_commands import Commands, Place, try_command
-from plato.cli.transcript import Transcript, conversation_words, in_order, line_of, new_days, printable, state_words
+from plato.cli.transcript import (
+    Transcript,
+    conversation_words,
+    in_order,
+    line_of,
+    new_days,
+    printable,
+    state_words,
+    where_words,
+)
 from plato.client import (
     Client,
     ClientError,
     Conversation,
     ConversationChanged,
+    Message,
     MessageChanged,
     Overflowed,
     Phase,
@@ -201,7 +211,7 @@ class ChatScreen(App[int]):
     CSS = """
     #head { height: 1; background: $panel; padding: 0 1; }
     #talk { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; }
-    #note { height: 1; color: $text-muted; padding: 0 1; }
+    #note { height: auto; min-height: 1; max-height: 8; color: $text-muted; padding: 0 1; }
     Draft { height: auto; min-height: 3; max-height: 8; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -393,6 +403,9 @@ class ChatScreen(App[int]):
         if newest is not None and self._talk.following and self.app_focus:
             self._client.read(self._conversation_id, newest)
 
+    def _where(self, message: Message) -> str:
+        return where_words(message.conversation_id, self._client.conversation(message.conversation_id))
+
     def _called(self) -> str:
         known = self._client.conversation(self._conversation_id)
         if known is None or not known.title:
@@ -419,7 +432,9 @@ class ChatScreen(App[int]):
                 elif not message.mine:
                     what = line_of(message).text[:60]
                     self._note(
-                        what if is_operation(message.msg_type) else f"{message.from_user} wrote elsewhere: {what}"
+                        what
+                        if is_operation(message.msg_type)
+                        else f"{message.from_user} wrote {self._where(message)}: {what}"
                     )
                     self._count()
         except Stopped:

@@ -61,12 +61,14 @@ def rebalance_body(dry_run: bool, pace: int | None, least: int) -> str:
     return json.dumps({"dry_run": dry_run, "least": least, **({"pace_per_s": pace} if pace is not None else {})})
 
 
-def rebalanced(found: dict[str, Any], dry_run: bool) -> list[str]:
-    """The answer of /rebalance for people."""
+def rebalanced(found: dict[str, Any], dry_run: bool, known: Sequence[str] = ()) -> list[str]:
+    """The answer of /rebalance for people. known: the gateways that there are."""
     rows = [("gateway", "zone", "connections", "of")]
     for name, g in sorted(found["gateways"].items()):
         rows.append((name, g["zone"] or "–", str(g["connections"]), str(g["most"])))
     lines = [*table(rows), "", f"the fullest is {found['imbalance']:.2f} times as full as all of them together"]
+    if left_out := sorted(set(known) - set(found["gateways"])):
+        lines.append(f"not counted: {', '.join(left_out)}; stopped, drained, or back for some seconds only")
     for shift in found["shifts"]:
         why = found["refused"].get(shift["from"])
         said = f": {shift['from']} refused: {why}" if why else ""

@@ -32,7 +32,8 @@ def show_path(name: str, after: str, limit: int) -> str:
 
 
 def named(members: Sequence[str] | None, file: Path | None) -> list[str]:
-    """Those of the options and of the file, each once. Raises LocalError."""
+    """Those of the options and of the file, each once. Raises LocalError: nobody, or who can be no member."""
+    from plato.core.conversations import why_no_person
     from plato.local.folder import LocalError
 
     found = list(members or ())
@@ -41,6 +42,11 @@ def named(members: Sequence[str] | None, file: Path | None) -> list[str]:
             found += [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError) as e:
             raise LocalError(f"{file} cannot be read: {e}") from e
+    if not found:
+        raise LocalError("nobody is named; give --member USER, or --members-file FILE with a user_id in each line")
+    for user in found:
+        if why := why_no_person(user):
+            raise LocalError(f"member {user!r}: it {why}")
     return list(dict.fromkeys(found))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from plato.local.bus_watch import words
 
 
-def status_lines(status: dict[str, Any]) -> list[str]:
-    """The status as a table for people, then what it promises."""
+def status_lines(status: dict[str, Any], override: str = "") -> list[str]:
+    """The status as a table for people, then what it promises. override: that of the list of gateways, in words."""
     rows = [("process", "kind", "pid", "serves", "restarts", "since")]
     for entry in status["processes"]:
         without = ", without the bus" if entry.get("bus") else ""
@@ -31,6 +31,7 @@ def status_lines(status: dict[str, Any]) -> list[str]:
         f"clients: TCP {tcp}; WebSocket {ws}{polled}; list of gateways: port {ports.get('ipconfig', '–')}",
         f"durability: {status['durability']}",
         *([bus] if bus else []),
+        *([f"override of the list of gateways: {override}; `plato override --clear` ends it"] if override else []),
         "",
         *table,
     ]

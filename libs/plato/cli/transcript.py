@@ -15,6 +15,7 @@ from plato.client import Conversation, Delivery, Message, MsgType, Phase, Quote,
 from plato.client.content import is_operation
 from plato.core.codes import Action, Code, action
 from plato.core.codes import text as code_text
+from plato.core.conversations import DIALOGUE_PREFIX, GROUP_PREFIX
 
 KEPT: Final = 1_000
 USERS_SHOWN: Final = 10
@@ -119,6 +120,17 @@ def operation_words(message: Message) -> str:
 def conversation_name(conversation: Conversation) -> str:
     """What a conversation is called in a list."""
     return printable(conversation.title or conversation.peer or conversation.conversation_id)
+
+
+def where_words(conversation_id: str, known: Conversation | None) -> str:
+    """Where somebody else wrote, for who is in another conversation."""
+    if known is not None and known.title:
+        return f"in '{printable(known.title)}'"
+    if conversation_id.startswith(DIALOGUE_PREFIX):
+        return "to you"
+    return (
+        "in a group without a title" if conversation_id.startswith(GROUP_PREFIX) else f"in {printable(conversation_id)}"
+    )
 
 
 def conversation_words(conversation: Conversation) -> str:

@@ -55,7 +55,7 @@ from plato.client.views import Views
 from plato.client.ways import Ways
 from plato.client.writer import Writer
 from plato.core.codes import Action, Code, action
-from plato.core.conversations import dialogue_id, is_conversation_id, is_user_id
+from plato.core.conversations import dialogue_id, is_conversation_id, is_user_id, why_unreachable
 
 HISTORY_S: Final = 5.0
 LOGOUT_S: Final = 5.0
@@ -312,8 +312,8 @@ class Client(Views, Operations):
         if not 0 <= msg_type < 1 << 32 or is_operation(msg_type):
             raise ValueError(f"msg_type {msg_type}: 0 to 2^32 - 1, without 1,000 to 1,999")
         if to is not None:
-            if not is_user_id(to):
-                raise ValueError(f"to {to!r}: 1 to 64 bytes of UTF-8 without control or invisible characters")
+            if why := why_unreachable(to):
+                raise ValueError(f"to {to!r}: it {why}")
             conversation_id = dialogue_id(await self._who(), to)
         assert conversation_id is not None
         return await self._post(conversation_id, msg_type, data, to or "", client_msg_id)

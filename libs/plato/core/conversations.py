@@ -50,6 +50,11 @@ def why_no_person(user: str) -> str:
     return ""
 
 
+def why_unreachable(user: str) -> str:
+    """Why nobody can ever read what is sent to this user; "": somebody may."""
+    return "" if user.startswith(names.GUEST_PREFIX) and is_user_id(user) else why_no_person(user)
+
+
 def is_conversation_id(conversation: str) -> bool:
     """1 to 64 bytes of UTF-8 without a control character."""
     return _fits(conversation) and _CONTROL(conversation) is None

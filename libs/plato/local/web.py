@@ -1,7 +1,8 @@
 """The chat page of the embedded cluster: the files of libs/plato/web, and a sign-in by name.
 
     GET  /…          the built page (clients/web), from memory
-    POST /sign-in    {"name": "alice"} ─▸ a token for alice, signed by the local development key, and where to connect
+    POST /sign-in    {"name": "alice"} ─▸ a token for alice, signed by the local development key, where to connect,
+                 and how large a file may be
 
 There is no password: whoever reaches this port is whoever they say they are. So it listens on loopback only, answers only
 to its own names (no other page's name that leads here), and gives tokens only to this page (Origin, and a body that another
@@ -46,6 +47,7 @@ def application(
             _url(ports[key], scheme)
             for scheme, key in (api_door(settings, msg_name(n)) for n in range(settings.local.msgs))
         ],
+        "attachment_bytes_max": settings.attachments.bytes_max,
     }
     headers = {
         "Content-Security-Policy": _policy(settings),

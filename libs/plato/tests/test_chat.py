@@ -104,7 +104,7 @@ async def test_a_plain_chat_prints_and_sends_lines(monkeypatch: pytest.MonkeyPat
             await (await bob.send("two\nlines \x1b[31m", to="alice")).settled()
             await until(lambda: "[2] bob: two\\nlines �[31m\n" in out.getvalue())
             await (await carol.send("psst", to="alice")).settled()
-            await until(lambda: "carol wrote in " in err.getvalue())
+            await until(lambda: "# carol wrote to you: psst\n" in err.getvalue())
             typed.type(REFUSED_BODY.decode(), "x" * 70_000, "bye", None)
             assert await asyncio.wait_for(chat, 15) == 1, "two of them will never be sent"
             assert out.getvalue().endswith("[3] alice: bye\n")

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plato.cli.chat import run_chat
+from plato.cli.chat import peer_fault, run_chat
 from plato.cli.chat_commands import Commands
 from plato.cli.chat_plain import PlainChat, format_line
 from plato.cli.chat_screen import ChatScreen, Draft
-from plato.cli.transcript import conversation_words, in_order, line_of, operation_words
+from plato.cli.transcript import conversation_words, in_order, line_of, operation_words, where_words
 from plato.client import Attachment, Client, Conversation, Message, MsgType, Phase, Quote, Rich, Role
 from plato.client.content import Operation
 from plato.core.conversations import dialogue_id
@@ -133,7 +133,7 @@ async def test_a_plain_chat_leads_a_group() -> None:
         )
         await until(lambda: "/open: no conversation is called 'bob'" in err.getvalue(), err.getvalue())
         await (await bob.send("psst", to="alice")).settled()
-        await until(lambda: "bob wrote in " in err.getvalue())
+        await until(lambda: "# bob wrote to you: psst\n" in err.getvalue())
         typed.type("/open bob", "hi", None)
         assert await asyncio.wait_for(chat, 15) == 0, err.getvalue()
         assert out.getvalue().splitlines()[-2:] == ["[1] bob: psst", "[2] alice: hi"]
@@ -192,7 +192,7 @@ async def test_the_screen_shows_who_reads_who_writes_and_what_became_of_messages
             await until(lambda: app.query_one(Draft).text == "/quitt now", "it comes back, to be mended")
             ticket = await carol.create_group("tea", ["alice"])
             await (await carol.send("all here?", conversation_id=ticket.conversation_id)).settled()
-            await until(lambda: "carol wrote elsewhere: all here?" in content(app, "#note"))
+            await until(lambda: "carol wrote in 'tea': all here?" in content(app, "#note"))
             await until(lambda: "1 unread elsewhere" in content(app, "#head"), content(app, "#head"))
             await pilot.press("ctrl+g")
             await until(lambda: len(app.screen_stack) == 2)
@@ -275,3 +275,31 @@ async def test_a_mistyped_command_is_not_sent() -> None:
         assert code == 1, "not all that was typed was sent"
         assert out.getvalue() == "[1] alice: /opn is text\n[2] alice: /etc/hosts too\n"
         assert "# /opn is no command and was not sent; /help lists them, //opn says it as text\n" in err.getvalue()
+
+
+async def test_help_is_whole_on_a_screen_of_80_columns() -> None:
+    async with (
+        PlatformServer(Platform(told=TOLD)) as server,
+        Client("alice", ":memory:", [server.address], user="alice") as alice,
+    ):
+        app = ChatScreen(alice, PAIR, "alice", "bob")
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.press(*"/help", "enter")
+            note = app.query_one("#note", Static)
+            await until(lambda: "/unmute" in str(note.content))
+            width = note.content_size.width
+            await until(lambda: note.content_size.height * width > len(str(note.content)), "cut off")
+            assert width < 80
+
+
+def test_where_somebody_wrote_is_told_by_name() -> None:
+    group = Conversation("g:abc", "", 1, 1, 0, title="tea", members=3)
+    assert where_words("g:abc", group) == "in 'tea'"
+    assert where_words("d:f_LZ", None) == "to you"
+    assert where_words("g:abc", None) == "in a group without a title"
+    assert where_words("room", None) == "in room"
+
+
+def test_nobody_chats_with_a_name_that_is_no_person() -> None:
+    assert "kept for what administrators do" in peer_fault("admin", None)
+    assert peer_fault("guest:1", None) == ""

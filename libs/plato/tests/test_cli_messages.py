@@ -13,13 +13,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
 import jwt
 import pytest
 from plato import __version__
-from plato.cli import app, show
+from plato.cli import app, dispatch, show
 from plato.local import tokens
 from plato.local.child import Identity, launch_command
 from plato.local.folder import DataFolder
@@ -74,6 +75,28 @@ def test_wrong_type_names_the_key_the_value_and_the_variable(run: Run, monkeypat
 def test_a_file_that_is_no_yaml_is_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "plato.yaml").write_text("gateway: [\n")
     one_line(run("status"), 2, "plato.yaml is no YAML")
+
+
+def test_a_scope_that_is_none_and_members_that_are_none_are_named(run: Run) -> None:
+    one_line(run("token", "bob", "--scope", "sever"), 2, "--scope 'sever'", "server")
+    one_line(run("group", "create", "bad name!"), 1, "nobody is named", "--member USER")
+    one_line(run("group", "add", "town", "--member", "admin"), 1, "member 'admin'", "administrators")
+
+
+def test_the_override_and_who_is_not_counted_are_shown() -> None:
+    found = {
+        "gateways": {"edge-0": {"zone": "", "connections": 3, "most": 9}},
+        "imbalance": 1.0,
+        "shifts": [],
+        "refused": {},
+    }
+    said = dispatch.rebalanced(found, True, ["edge-0", "edge-1"])
+    assert any(line.startswith("not counted: edge-1;") for line in said)
+    assert not any("not counted" in line for line in dispatch.rebalanced(found, True, ["edge-0"]))
+    head = dict.fromkeys(("version", "phase", "supervisor_pid", "data_dir", "durability"), "")
+    status: dict[str, Any] = {**head, "processes": [], "ports": {}}
+    assert any("never edge-1" in line for line in show.status_lines(status, "never edge-1"))
+    assert not any("override" in line for line in show.status_lines(status))
 
 
 def test_a_missing_settings_file_is_named(run: Run) -> None:

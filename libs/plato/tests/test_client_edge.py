@@ -499,6 +499,8 @@ async def test_bad_calls_are_refused_at_once(tmp_path: Path) -> None:
             await alice.send("x", to="bob", conversation_id="d:1")
         with pytest.raises(ValueError, match="to "):
             await alice.send("x", to="b" * 65)
+        with pytest.raises(ValueError, match="kept for what administrators do"):
+            await alice.send("x", to="admin")
         with pytest.raises(ValueError, match="conversation_id"):
             await alice.send("x", conversation_id="new\nline")
         with pytest.raises(ValueError, match="msg_type"):

@@ -103,6 +103,7 @@ async def test_the_page_s_group_runs(tmp_path: Path) -> None:
     page = (EXAMPLES.parent / "docs" / "client.md").read_text(encoding="utf-8")
     program = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[-1]
     async with PlatformServer(Platform()) as server, Client("bob", ":memory:", [server.address], user="bob") as bob:
+        await (await bob.send("of yesterday", to="alice")).settled()
         run = [sys.executable, "-c", program, "alice", server.address]
         child = await asyncio.create_subprocess_exec(*run, cwd=tmp_path, stdout=PIPE, stderr=PIPE)
         try:

@@ -16,6 +16,7 @@ from plato.core.conversations import (
     is_open_id,
     is_user_id,
     partition_of,
+    why_unreachable,
 )
 
 # Cs: lone surrogates; Cc: control characters.
@@ -69,6 +70,12 @@ def test_good_names(name: str) -> None:
 def test_bad_names(name: str) -> None:
     assert not is_user_id(name)
     assert not is_conversation_id(name)
+
+
+def test_to_whom_nobody_can_write() -> None:
+    assert why_unreachable("bob") == why_unreachable("guest:1") == ""
+    assert "kept for what administrators do" in why_unreachable("admin")
+    assert "1 to 64 bytes" in why_unreachable("guest:\n")
 
 
 @given(name=st.text())

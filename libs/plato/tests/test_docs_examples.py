@@ -40,6 +40,7 @@ def test_the_key_and_the_token_of_the_page_let_their_user_in(tmp_path: Path) -> 
     verifier = JwtVerifier(tmp_path / "keys", "plato", "plato")
     token = ran(sign, tmp_path, "alice")
     assert verifier.verify(token) == "alice"
+    assert (tmp_path / "app-1.private.pem").stat().st_mode & 0o077 == 0, "readable by its owner alone"
     header = json.loads(base64.urlsafe_b64decode(token.split(".")[0] + "=="))
     assert (header["kid"], header["alg"]) == ("app-1", "EdDSA")
 

@@ -28,6 +28,7 @@ async def page(tmp_path: Path) -> httpx.AsyncClient:
 async def test_a_name_is_all_that_a_sign_in_needs(page: httpx.AsyncClient) -> None:
     said = (await page.post("/sign-in", json={"name": " alice "}, headers={"Origin": ORIGIN})).json()
     assert (said["user"], subject(said["token"])) == ("alice", "alice")
+    assert said["attachment_bytes_max"] == load(environ={}).attachments.bytes_max
     assert said["ipconfig_url"] == "http://127.0.0.1:8904"
     assert said["msg_urls"] == ["http://127.0.0.1:8903", "http://127.0.0.1:8913"]
 

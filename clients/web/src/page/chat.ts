@@ -52,7 +52,8 @@ export class Chat {
   private refreshing = false;
   private searching = 0;
 
-  constructor(readonly client: Client, readonly api: Api, readonly signOut: () => Promise<void>) {
+  /** bytesMax: the largest file that the server takes. */
+  constructor(readonly client: Client, readonly api: Api, readonly bytesMax: number, readonly signOut: () => Promise<void>) {
     this.user = client.user;
     this.state = signal(client.state);
     client.listen((news) => this.hear(news));

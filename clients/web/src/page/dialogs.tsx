@@ -1,19 +1,19 @@
 // Windows: a new conversation, a new group, a group's members, who has read a message.
 import { useEffect, useState } from "preact/hooks";
-import { type Row, Role, dialogueId, isGroup, isName } from "../index";
+import { type Row, Role, dialogueId, isGroup } from "../index";
 import type { Group, Member } from "../edge/api";
 import type { Chat } from "./chat";
+import { unreachable } from "./lines";
 import { Avatar, type Choice, Menu, Modal } from "./parts";
 import type { Talk } from "./talk";
-
-const BAD_NAME = "A name has 1 to 64 bytes and no control or invisible characters.";
 
 export function NewConversation({ chat, onClose, onGroup }: { chat: Chat; onClose: () => void; onGroup: () => void }) {
   const [name, setName] = useState("");
   const [why, setWhy] = useState("");
   const known = people(chat).filter((p) => p.toLowerCase().includes(name.trim().toLowerCase()));
   const go = (user: string): void => {
-    if (!isName(user)) return setWhy(BAD_NAME);
+    const fault = unreachable(user);
+    if (fault) return setWhy(fault);
     onClose();
     chat.showUser(user, dialogueId(chat.user, user));
   };
@@ -78,7 +78,7 @@ export function NewGroup({ chat, onClose }: { chat: Chat; onClose: () => void })
 function Picker({ chat, users, onChange, label, without = [] }: { chat: Chat; users: string[]; onChange: (users: string[]) => void; label: string; without?: string[] }) {
   const [name, setName] = useState("");
   const take = (text: string): void => {
-    const found = text.split(/[,\n]/).map((n) => n.trim()).filter((n) => isName(n) && n !== chat.user && !users.includes(n));
+    const found = text.split(/[,\n]/).map((n) => n.trim()).filter((n) => !unreachable(n) && n !== chat.user && !users.includes(n));
     if (found.length > 0) onChange([...users, ...new Set(found)]);
     setName("");
   };

@@ -1,5 +1,5 @@
 // Messages in one line, and times as people write them.
-import { type Entry, type Row, isOperation, MsgType, operationOf, richOf, Role } from "../index";
+import { type Entry, type Row, isName, isOperation, MsgType, operationOf, richOf, Role } from "../index";
 
 /** A message in one line. */
 export function summary(said: Row | Entry, me: string): string {
@@ -86,6 +86,17 @@ export function size(bytes: number): string {
   if (bytes < 1024) return `${bytes} B`;
   if (bytes < 1024 * 1024) return `${Math.round(bytes / 1024)} KB`;
   return `${(bytes / 1024 / 1024).toFixed(1)} MB`;
+}
+
+/** Why a file is not even uploaded; "" where it may be. */
+export function tooLarge(bytes: number, most: number): string {
+  return bytes > most ? `Too large: ${size(bytes)}, and files have at most ${size(most)} here.` : "";
+}
+
+/** Why nobody could ever read what is sent to this name; "" where somebody may. */
+export function unreachable(name: string): string {
+  if (!isName(name)) return "A name has 1 to 64 bytes and no control or invisible characters.";
+  return name === "admin" ? "Nobody is called admin: that name is kept for what administrators do." : "";
 }
 
 /** One of twelve hues, by name. */

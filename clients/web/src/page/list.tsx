@@ -1,9 +1,9 @@
 // The left pane: who I am, whether I am connected, search, and the conversations.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { dialogueId, isName, words } from "../index";
+import { dialogueId, words } from "../index";
 import type { Chat, Hit, Item } from "./chat";
 import { Icon } from "./icons";
-import { shortTime } from "./lines";
+import { shortTime, unreachable } from "./lines";
 import { Avatar, Menu, Text } from "./parts";
 import { nextTheme, theme } from "./theme";
 
@@ -85,7 +85,7 @@ export function List({ chat, onNew, onNewGroup }: { chat: Chat; onNew: () => voi
         {shown.map((item) => (
           <Line key={item.id} chat={chat} item={item} onOpen={() => open(item.id)} />
         ))}
-        {query !== "" && isName(query) && query !== chat.user && !shown.some((i) => i.name === query) && (
+        {query !== "" && !unreachable(query) && query !== chat.user && !shown.some((i) => i.name === query) && (
           <button type="button" class="line" onClick={() => ((chat.query.value = ""), chat.showUser(query, dialogueId(chat.user, query)))}>
             <Avatar name={query} />
             <span class="line-text">

@@ -173,7 +173,7 @@ function Messages({ talk, group, onView, onInfo }: { talk: Talk; group: boolean;
                 {u.picture ? <img src={u.picture} alt={u.name} /> : <span>{u.name}</span>}
                 {u.failed === "" ? <span class="progress" role="status">Uploading …</span> : (
                   <small>
-                    {u.failed} <button type="button" class="link" onClick={u.again}>Try again</button> <button type="button" class="link" onClick={() => talk.dropUpload(u.key)}>Discard</button>
+                    {u.failed} {u.again && <button type="button" class="link" onClick={u.again}>Try again</button>} <button type="button" class="link" onClick={() => talk.dropUpload(u.key)}>Discard</button>
                   </small>
                 )}
               </div>

@@ -10,6 +10,7 @@ interface SignIn {
   token: string;
   ipconfig_url: string;
   msg_urls: string[];
+  attachment_bytes_max: number;
 }
 
 export type Screen =
@@ -65,7 +66,7 @@ async function run(first: SignIn): Promise<void> {
   client = await Client.open({ user: first.user, token: provider, ipconfigUrl: first.ipconfig_url, tail: 300, platform: "web" });
   const running = client;
   const api = new Api(first.msg_urls, (fresh) => running.token(fresh));
-  const chat = new Chat(client, api, async () => {
+  const chat = new Chat(client, api, first.attachment_bytes_max, async () => {
     await running.logout();
     place.release();
     forget();

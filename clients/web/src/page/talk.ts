@@ -3,7 +3,7 @@ import { signal } from "@preact/signals";
 import { type Attachment, type Entry, type MessageInit, type Quote, type Row, MsgType, isGroup, isOperation, quoted, richOf } from "../index";
 import type { RefusedEntry } from "../edge/store";
 import { type Chat, isShown } from "./chat";
-import { summary } from "./lines";
+import { summary, tooLarge } from "./lines";
 
 const PAGE = 50;
 const TYPING_EVERY_MS = 3_000;
@@ -15,7 +15,7 @@ export interface Upload {
   name: string;
   picture: string; // a blob's URL, "" for what is none
   failed: string;
-  again: () => void;
+  again: (() => void) | null;
 }
 
 export class Talk {
@@ -162,11 +162,16 @@ export class Talk {
     for (const file of files) {
       const key = ++this.uploadNo;
       const picture = file.type.startsWith("image/") ? URL.createObjectURL(file) : "";
+      const large = tooLarge(file.size, this.chat.bytesMax);
       const change = (failed: string | null): void => {
         const others = this.uploads.value.filter((u) => u.key !== key);
-        const again = (): void => void run();
+        const again = large ? null : (): void => void run();
         this.uploads.value = failed === null ? others : [...others, { key, name: file.name, picture, failed, again }];
       };
+      if (large) {
+        change(large);
+        continue;
+      }
       const run = async (): Promise<void> => {
         change("");
         try {

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 from fastapi import APIRouter, Query, Response
 from google.protobuf.message import DecodeError
 from plato.core.codes import Code
-from plato.core.conversations import dialogue_id, is_conversation_id, is_user_id
+from plato.core.conversations import dialogue_id, is_conversation_id, why_unreachable
 from plato.wire.v1 import content_pb2 as content
 from pydantic import Field
 
@@ -106,8 +106,8 @@ def router(operations: Operations, conversations: Conversations, hides: Hides, b
         if (message.to is None) == (message.conversation_id is None):
             raise Problem(Code.MALFORMED, "give exactly one of to and conversation_id")
         if message.to is not None:
-            if not is_user_id(message.to):
-                raise Problem(Code.BAD_TO_USER)
+            if why := why_unreachable(message.to):
+                raise Problem(Code.BAD_TO_USER, f"to {why}")
             conversation_id = dialogue_id(user, message.to)
         else:
             conversation_id = message.conversation_id or ""

@@ -61,7 +61,8 @@ def head(length: int) -> bytes:
 
 def messages(run: bytes) -> bytes:
     """Frames that stand in a row, each with its 4-byte big-endian length, as unmasked binary messages."""
-    parts, at, end = [], 0, len(run)
+    parts: list[bytes] = []
+    at, end = 0, len(run)
     while at < end:
         start = at + 4
         at = start + int.from_bytes(run[start - 4 : start], "big")

@@ -347,9 +347,8 @@ class Sessions:
             try:
                 for _, action in items:
                     if isinstance(action, do.End):
-                        ended = action.session
                         # The route first: after a crash between the two it names nothing that is not there.
-                        await self._router.end(ended.user, ended.device_id, Route(ended.conn_id, ended.gen))
+                        await self._end_route(action.session)
                 await self._store.remove(number, slot.fence, conn_ids)
             except Fenced:
                 self.suspect(number)
@@ -365,6 +364,17 @@ class Sessions:
                 self._log.info("session ended", conn_id=action.session.conn_id, user=action.session.user)
                 self._shard.forget(connection)
         return True
+
+    async def _end_route(self, ended: Session) -> None:
+        """Ends the route that names a session, if one does. Raises Unavailable."""
+        user, device_id = ended.user, ended.device_id
+        if await self._router.end(user, device_id, Route(ended.conn_id, ended.gen)):
+            return
+        # An earlier commit of it, whose answer was lost, may have written another gen: nobody else would ever end that one,
+        # and it would hold a device's place for good.
+        route = await self._router.read(user, device_id)
+        if route is not None and route.conn_id == ended.conn_id:
+            await self._router.end(user, device_id, route)
 
     async def _restore(self, connection: Connection, action: do.RestoreRoute) -> None:
         mine = action.session

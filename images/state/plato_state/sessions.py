@@ -278,6 +278,8 @@ class Sessions:
                         # Another owner's fence, a younger one, gave the statements that were dropped their gens.
                         mine = connection.first_statement(floor + 1) or mine
                         done = await self._state(slot, mine, None)
+                    if not done and connection.unsure:
+                        await self._end_route(mine)  # what came first may be its own, under a fence of before
                 except Fenced:
                     self.suspect(slot.number)
                 except Unavailable as e:

@@ -117,3 +117,18 @@ async def test_a_session_that_ends_holds_no_place_whichever_of_its_commits_wrote
         await passed(state, 1_000)
         await until(lambda: not world.sessions())
         assert world.memory.routes["alice", 1].conn_id == 0
+
+
+async def test_a_commit_that_comes_too_late_for_its_own_earlier_one_leaves_no_route_that_lives() -> None:
+    world = World()
+    async with world.shard() as state, Link(state) as link:
+        client = await link.connect(world.conn_id())
+        await client.login()
+        world.routes.break_next = "after"
+        assert (await client.sync()).code == Code.UNAVAILABLE
+        written = world.memory.routes["alice", 1]
+        world.memory.routes["alice", 1] = Route(written.conn_id, written.gen - 1)  # as under a fence of before
+        assert (await client.sync()).code == Code.TRY_AGAIN
+        await link.closed(client.conn_id)
+        await until(lambda: not world.sessions())
+        assert world.memory.routes["alice", 1] == Route(0, written.gen)

@@ -385,6 +385,9 @@ class Sessions:
             return
         try:
             async with self._store_room:
+                # What lost the route may have lost the session with it: whoever owns the slot next could not load it, and
+                # the route would live for ever.
+                await self._put(slot, mine)
                 stands = await self._router.restore(
                     mine.user, mine.device_id, Route(mine.conn_id, mine.gen), action.seen
                 )
@@ -393,6 +396,9 @@ class Sessions:
                     self._log.info("a session whose route was dropped ends", conn_id=mine.conn_id)
                     self.run(connection, connection.replaced(Code.SESSION_UNKNOWN))
                     return
+        except Fenced:
+            self.suspect(slot.number)
+            return
         except Unavailable:
             return  # the next heartbeat finds it
         self._log.warning("a route was missing and was written again", conn_id=mine.conn_id, stands=stands)

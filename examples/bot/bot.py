@@ -68,7 +68,8 @@ class Tokens:
 
 
 def ask(tokens: Tokens, method: str, url: str, body: Any = None, acts_for: str = "") -> Any:
-    """One request, repeated while the answer says that it is worth it, and once with another token. Raises Refused."""
+    """One request, repeated while the answer says that it is worth it, and with another token, unless that one is refused at
+    once. Raises Refused."""
     data = json.dumps(body).encode() if body is not None else None
     silent = renewed = False
     while True:
@@ -92,6 +93,7 @@ def ask(tokens: Tokens, method: str, url: str, body: Any = None, acts_for: str =
             if not silent:
                 print(f"no answer from {url}: {e}; trying again", file=sys.stderr, flush=True)
             silent, wait_s = True, 1.0
+        renewed = False
         time.sleep(wait_s)
 
 

@@ -278,6 +278,8 @@ class Sessions:
                         # Another owner's fence, a younger one, gave the statements that were dropped their gens.
                         mine = connection.first_statement(floor + 1) or mine
                         done = await self._state(slot, mine, None)
+                    if not done and connection.unsure:
+                        await self._end_route(mine)  # what came first may be its own, under a fence of before
                 except Fenced:
                     self.suspect(slot.number)
                 except Unavailable as e:
@@ -347,9 +349,8 @@ class Sessions:
             try:
                 for _, action in items:
                     if isinstance(action, do.End):
-                        ended = action.session
                         # The route first: after a crash between the two it names nothing that is not there.
-                        await self._router.end(ended.user, ended.device_id, Route(ended.conn_id, ended.gen))
+                        await self._end_route(action.session)
                 await self._store.remove(number, slot.fence, conn_ids)
             except Fenced:
                 self.suspect(number)
@@ -366,6 +367,17 @@ class Sessions:
                 self._shard.forget(connection)
         return True
 
+    async def _end_route(self, ended: Session) -> None:
+        """Ends the route that names a session, if one does. Raises Unavailable."""
+        user, device_id = ended.user, ended.device_id
+        if await self._router.end(user, device_id, Route(ended.conn_id, ended.gen)):
+            return
+        # An earlier commit of it, whose answer was lost, may have written another gen: nobody else would ever end that one,
+        # and it would hold a device's place for good.
+        route = await self._router.read(user, device_id)
+        if route is not None and route.conn_id == ended.conn_id:
+            await self._router.end(user, device_id, route)
+
     async def _restore(self, connection: Connection, action: do.RestoreRoute) -> None:
         mine = action.session
         slot = self._shard.slots.get(slot_of(mine.conn_id))
@@ -373,6 +385,9 @@ class Sessions:
             return
         try:
             async with self._store_room:
+                # What lost the route may have lost the session with it: whoever owns the slot next could not load it, and
+                # the route would live for ever.
+                await self._put(slot, mine)
                 stands = await self._router.restore(
                     mine.user, mine.device_id, Route(mine.conn_id, mine.gen), action.seen
                 )
@@ -381,6 +396,9 @@ class Sessions:
                     self._log.info("a session whose route was dropped ends", conn_id=mine.conn_id)
                     self.run(connection, connection.replaced(Code.SESSION_UNKNOWN))
                     return
+        except Fenced:
+            self.suspect(slot.number)
+            return
         except Unavailable:
             return  # the next heartbeat finds it
         self._log.warning("a route was missing and was written again", conn_id=mine.conn_id, stands=stands)

@@ -262,6 +262,19 @@ async def test_r2_a_missing_route_is_written_again_at_a_heartbeat_and_no_other_i
         assert world.memory.routes["alice", 1] == Route(4711, nth_gen(state, 2))
 
 
+async def test_r2_a_route_is_never_written_again_without_its_session() -> None:
+    """A store that failed over to a replica that lagged lost both; else the next owner of the slot would not know it."""
+    world = World()
+    async with world.shard() as state, Link(state) as link:
+        client = await (await link.connect(world.conn_id())).live()
+        mine, route = world.sessions()[client.conn_id], world.memory.routes.pop(("alice", 1))
+        for slot in world.memory.slots.values():
+            slot.sessions.pop(client.conn_id, None)
+        await client.heartbeat()
+        await until(lambda: world.memory.routes.get(("alice", 1)) == route)
+        assert world.sessions() == {client.conn_id: mine}
+
+
 async def test_r2_a_store_that_is_away_costs_logins_only() -> None:
     world = World()
     async with world.shard(state__fence_stop_ms=5_000, state__fence_stale_ms=10_000) as state, Link(state) as link:

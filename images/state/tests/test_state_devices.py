@@ -9,7 +9,7 @@ from plato.fakes.store import FakeRouteStore
 from plato.ports import Route
 from plato.router import Router
 from plato.wire.v1 import client_pb2 as pb
-from state_harness import Client, Link, World, command, until, up
+from state_harness import Client, Link, World, command, passed, until, up
 
 
 def devices_of(world: World, user: str = "alice") -> dict[int, Route]:
@@ -99,3 +99,36 @@ async def test_a_new_device_is_above_what_was_dropped_whatever_fence_its_shard_h
         assert world.sessions()[mine.conn_id].gen == floor + 1
         await leave(mine, world)
         assert devices_of(world) == {1: Route(0, floor + 2)}
+
+
+async def test_a_session_that_ends_holds_no_place_whichever_of_its_commits_wrote_the_route() -> None:
+    world = World()
+    async with (
+        world.shard(state__resume_window_ms=1_000, state__fence_stale_ms=1_000, state__fence_stop_ms=900) as state,
+        Link(state) as link,
+    ):
+        client = await link.connect(world.conn_id())
+        for written in ("after", "before"):  # the first one lands and its answer is lost, the second one does not
+            await client.login()
+            world.routes.break_next = written
+            assert (await client.sync()).code == Code.UNAVAILABLE
+        assert world.memory.routes["alice", 1].conn_id == client.conn_id
+        await link.closed(client.conn_id)
+        await passed(state, 1_000)
+        await until(lambda: not world.sessions())
+        assert world.memory.routes["alice", 1].conn_id == 0
+
+
+async def test_a_commit_that_comes_too_late_for_its_own_earlier_one_leaves_no_route_that_lives() -> None:
+    world = World()
+    async with world.shard() as state, Link(state) as link:
+        client = await link.connect(world.conn_id())
+        await client.login()
+        world.routes.break_next = "after"
+        assert (await client.sync()).code == Code.UNAVAILABLE
+        written = world.memory.routes["alice", 1]
+        world.memory.routes["alice", 1] = Route(written.conn_id, written.gen - 1)  # as under a fence of before
+        assert (await client.sync()).code == Code.TRY_AGAIN
+        await link.closed(client.conn_id)
+        await until(lambda: not world.sessions())
+        assert world.memory.routes["alice", 1] == Route(0, written.gen)

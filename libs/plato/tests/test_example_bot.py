@@ -83,19 +83,34 @@ def test_a_refusal_is_one_line_with_the_server_s_words(tmp_path: Path) -> None:
     assert "403: this path is for tokens with scope: server (code 433)" in line
 
 
-def test_an_expired_token_is_renewed_and_the_request_said_again(tmp_path: Path) -> None:
-    (tmp_path / "tokens.py").write_text(
+def counting(folder: Path) -> str:
+    """A command that prints another token each time."""
+    (folder / "tokens.py").write_text(
         "from pathlib import Path\n"
         "n = Path('n')\n"
         "n.write_text(str(int(n.read_text() if n.exists() else 0) + 1))\n"
         "print('token-' + n.read_text())\n",
         encoding="utf-8",
     )
+    return f"{sys.executable} tokens.py"
+
+
+def test_an_expired_token_is_renewed_and_the_request_said_again(tmp_path: Path) -> None:
     page: Answer = (200, {"events": [], "cursor": "c1"})
     expired, gone = problem(401, 303, "the token is expired"), problem(410, 440, "the cursor is older than the feed")
     with api(page, expired, page, gone) as (url, asked):
-        code, out, (line,) = bot(tmp_path, "--api", url, "--token-command", f"{sys.executable} tokens.py")
+        code, out, (line,) = bot(tmp_path, "--api", url, "--token-command", counting(tmp_path))
     assert (code, out) == (1, "helper answers; Ctrl-C ends it\n")
     assert "410: the cursor is older than the feed" in line
     assert [token for token, _ in asked] == ["token-1", "token-1", "token-2", "token-2"]
     assert asked[1][1] == asked[2][1] == "/v1/events?after=c1&wait_s=30"
+
+
+def test_a_token_that_expires_while_the_server_is_away_is_renewed_too(tmp_path: Path) -> None:
+    """However often: only one that is refused right after it was got ends the bot."""
+    expired, away = problem(401, 303, "the token is expired"), problem(503, 104, "a part of the platform is away")
+    with api(expired, away, expired, expired) as (url, asked):
+        code, _, (line,) = bot(tmp_path, "--api", url, "--token-command", counting(tmp_path))
+    assert code == 1
+    assert "401: the token is expired" in line
+    assert [token for token, _ in asked] == ["token-1", "token-2", "token-2", "token-3"]

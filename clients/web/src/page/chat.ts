@@ -176,22 +176,32 @@ export class Chat {
     try {
       await whileOpen(this.refreshAll());
     } finally {
-      this.refreshing = false; // whatever it was: the next news tries again
+      this.refreshing = false;
       this.loaded.value = true;
     }
   }
 
   private async refreshAll(): Promise<void> {
+    const failed: string[] = [];
     while (this.due.size > 0) {
       const ids = [...this.due];
       this.due.clear();
-      const found = await Promise.all(ids.map((id) => this.item(id)));
+      const found = await Promise.allSettled(ids.map((id) => this.item(id)));
       await Promise.all(ids.map((id) => this.open.value?.changed(id)));
       batch(() => {
-        ids.forEach((id, at) => (found[at] ? this.byId.set(id, found[at]!) : this.byId.delete(id)));
+        found.forEach((item, at) => {
+          const id = ids[at]!;
+          if (item.status === "rejected") failed.push(id);
+          else if (item.value) this.byId.set(id, item.value);
+          else this.byId.delete(id);
+        });
         this.items.value = [...this.byId.values()].sort(order);
       });
+      const broken = found.find((item) => item.status === "rejected");
+      if (broken?.reason instanceof StoreClosed) throw broken.reason;
+      if (broken) console.warn("plato: a conversation could not be read from the store, trying again with the next news:", broken.reason);
     }
+    for (const id of failed) this.due.add(id);
   }
 
   private async item(id: string): Promise<Item | null> {

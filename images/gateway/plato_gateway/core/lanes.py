@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_MESSAGE_BYTES: Final = 1 << 26
 NO_GROUP: Final = 255
 SLOT_BITS_BYTES: Final = 128

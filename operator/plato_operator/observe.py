@@ -235,7 +235,9 @@ class Observer:
             _decoded(found, key).decode(errors="replace").strip() for key in sorted((found or {}).get("data") or {})
         )
         uri, url = cluster.spec.database.uri, cluster.spec.store.url
-        leads_to = _place(_decoded(secrets[uri.name], uri.key), _decoded(secrets[url.name], url.key))
+        places = _decoded(secrets[uri.name], uri.key), _decoded(secrets[url.name], url.key)
+        # One that is missing for the moment leads nowhere else: no Job is made for that.
+        leads_to = _place(*places) if all(places) else seen.leads_to if seen.cluster == of else ""
         self._secrets = _Secrets(
             time.monotonic(), of, tuple(missing), odd_keys, Access(tokens, tls), ca, found, leads_to
         )

@@ -21,6 +21,7 @@ import aiohttp
 from plato.runtime import logs
 from plato.runtime.tls import INTERNAL_NAME
 from plato.topology.record import SLOTS, WORKER_IDS
+from plato.topology.slots import Span
 
 from plato_operator import metrics
 from plato_operator.core.snapshot import DrainReport, Report
@@ -164,7 +165,7 @@ def parsed(raw: Any) -> Report:
     if not isinstance(raw, dict) or not isinstance(raw.get("uid"), str):
         raise ValueError("the report is no object with a uid")
     slots, drain = raw.get("slots"), raw.get("drain")
-    acquired = slots.get("acquired") if isinstance(slots, dict) else None
+    slots = slots if isinstance(slots, dict) else {}
     told = None
     if isinstance(drain, dict) and drain.get("id") is not None:
         remaining, cut = (_number(drain.get(key) or 0, MOST_CONNECTIONS) for key in ("remaining", "cut"))
@@ -174,9 +175,14 @@ def parsed(raw: Any) -> Report:
         uid=raw["uid"], epoch_seen=_number(raw.get("epoch_seen") or 0, MOST_EPOCH),
         worker_id=_number(worker_id, WORKER_IDS - 1) if worker_id is not None else None,
         lease=lease if isinstance(lease, bool) else None,
-        acquired=tuple((_number(first, SLOTS - 1), _number(last, SLOTS - 1)) for first, last in acquired or ()),
-        drain=told, connections=_number(raw.get("connections") or 0, MOST_CONNECTIONS),
+        acquired=_spans(slots.get("acquired")), outbid=_spans(slots.get("outbid")),
+        fence=_number(slots.get("fence") or 0, MOST_EPOCH), drain=told,
+        connections=_number(raw.get("connections") or 0, MOST_CONNECTIONS),
     )  # fmt: skip
+
+
+def _spans(raw: Any) -> tuple[Span, ...]:
+    return tuple((_number(first, SLOTS - 1), _number(last, SLOTS - 1)) for first, last in raw or ())
 
 
 def _number(value: Any, most: int) -> int:

@@ -343,7 +343,7 @@ async def test_a_second_cluster_over_the_first_ones_store_or_schema_is_held(fiel
     assert not (await looked(server, first)).shared
 
 
-async def test_where_the_secrets_lead_is_known_and_no_password_counts() -> None:
+async def test_where_the_secrets_lead_is_known_and_no_password_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another place has to be migrated and marked; a rotated password rolls nothing and runs nothing."""
     server, found = Server(), []
     spec = {k: v for k, v in CLUSTER["spec"].items() if k != "tls"}
@@ -358,6 +358,15 @@ async def test_where_the_secrets_lead_is_known_and_no_password_counts() -> None:
         found.append((await looked(server, {**CLUSTER, "spec": spec})).leads_to)
     assert found[0] == found[1]
     assert len(set(found)) == 4
+    monkeypatch.setattr("plato_operator.observe.SECRETS_S", 0.0)
+    server.objects = {("Secret", "db"): secret(uri="postgresql://db/plato"), ("Secret", "kv"): secret(url="redis://kv")}
+    async with aiohttp.ClientSession() as session:
+        observer = Observer(cast(Kube, server), Reports(session, "ns", "demo"), "ns", "demo", me="me", nodes=False)
+        known = (await observer.look({**CLUSTER, "spec": spec}, Memory(), {})).snapshot.leads_to
+        del server.objects["Secret", "kv"]
+        snap = (await observer.look({**CLUSTER, "spec": spec}, Memory(), {})).snapshot
+    assert "kv" in snap.missing_secrets
+    assert snap.leads_to == known, "one that is missing for the moment leads nowhere else"
 
 
 def test_the_last_words_of_a_migration_and_how_it_ended_are_read() -> None:

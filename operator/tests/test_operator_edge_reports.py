@@ -175,10 +175,10 @@ def test_a_report_is_read_with_what_it_has() -> None:
     assert parsed({"uid": "u"}) == Report("u")
     full = {
         "uid": "u", "boot": "b", "epoch_seen": 9, "worker_id": 17, "lease": False, "connections": 2, "new": [1],
-        "slots": {"acquired": [[0, 3]], "loading": [], "released": []},
+        "slots": {"acquired": [[0, 3]], "loading": [[4, 9]], "released": [], "outbid": [[4, 5]], "fence": 12},
         "drain": {"id": 9, "phase": "drained", "remaining": 0, "cut": 1},
     }  # fmt: skip
-    assert parsed(full) == Report("u", 9, 17, False, ((0, 3),), DrainReport(9, "drained", 0, 1), 2)
+    assert parsed(full) == Report("u", 9, 17, False, ((0, 3),), DrainReport(9, "drained", 0, 1), 2, ((4, 5),), 12)
     assert parsed({"uid": "u", "lease": None, "drain": None, "slots": None, "worker_id": None}) == Report("u")
 
 
@@ -187,7 +187,8 @@ def test_a_report_is_read_with_what_it_has() -> None:
     [
         {"epoch_seen": 1 << 60}, {"epoch_seen": -1}, {"epoch_seen": float("inf")}, {"worker_id": 1024},
         {"connections": -1}, {"connections": 1 << 63}, {"slots": {"acquired": [[0, 10**12]]}},
-        {"slots": {"acquired": [[-1, 3]]}}, {"drain": {"id": 1, "remaining": -5}}, {"drain": {"id": float("inf")}},
+        {"slots": {"acquired": [[-1, 3]]}}, {"slots": {"outbid": [[0, 1024]]}}, {"slots": {"fence": 1 << 60}},
+        {"drain": {"id": 1, "remaining": -5}}, {"drain": {"id": float("inf")}},
     ],
 )  # fmt: skip
 def test_what_no_process_can_mean_is_no_report(wrong: dict[str, object]) -> None:

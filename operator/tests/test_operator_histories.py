@@ -161,6 +161,11 @@ class Histories(RuleBasedStateMachine):
         else:
             world.lose_record(replace(self.backup, writer=world.leader))
 
+    @rule(first=st.integers(0, 1023), number=st.sampled_from([1, 40, 1024]), ahead=st.sampled_from([0, 1, 90_000]))
+    def somebody_else_takes_slots(self, first: int, number: int, ahead: int) -> None:
+        """In our store, and dies."""
+        self.world.outbid(range(first, min(1024, first + number)), ahead)
+
     @invariant()
     def all_holds(self) -> None:
         self.world.check()

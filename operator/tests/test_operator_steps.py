@@ -9,7 +9,8 @@ from plato.topology.record import DRAINING, LEAVING, SERVING, Rest, Topology, ev
 from plato_operator.core.orders import DeletePod, Lower
 from plato_operator.core.plan import one_pass
 from plato_operator.core.snapshot import Memory
-from world import POOL, Process, World
+from world import POOL, World
+from world_parts import Process
 
 
 @pytest.fixture

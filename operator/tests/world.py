@@ -9,7 +9,7 @@ anywhere and checks what must hold.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from zlib import crc32
 
 from plato.api.cluster import Auth, Database, Gateways, PlatoClusterSpec, StateSpec, Store, UriKey, UrlKey
@@ -36,7 +36,8 @@ from plato_operator.core.snapshot import (
     Shard,
     Snapshot,
     doubts,
-)
+)  # fmt: skip
+from world_parts import Api, Process, Refused
 
 START_MS = 1_790_000_000_000
 CONNS = 4
@@ -61,46 +62,6 @@ def pool_spec(replicas: int = 2, max_unavailable: int = 1, **fields: object) -> 
     return replace(spec, **fields)  # type: ignore[arg-type]  # any field of the spec
 
 
-@dataclass
-class Process:
-    """What runs in a pod, or outlives it."""
-
-    uid: str
-    name: str
-    component: str
-    owner: str
-    node: str
-    seen: Topology | None = None
-    worker_id: int | None = None
-    lease: bool | None = None
-    conns: float = 0
-    cut: int = 0
-    drained: int = 0  # id of the drain that is over
-    acquired: set[int] = field(default_factory=set)
-    gone_by_ms: int = 0  # a ghost's end
-    forgotten: bool = (
-        False  # the record that told of its id was lost; only the store's reservation keeps others from it
-    )
-
-
-@dataclass
-class Api:
-    """What the API server holds, except for the record."""
-
-    pods: dict[str, Pod] = field(default_factory=dict)
-    children: dict[tuple[str, str], Child] = field(default_factory=dict)
-    shards: dict[str, Shard] = field(default_factory=dict)
-    pools: dict[str, Pool] = field(default_factory=dict)
-    nodes: dict[str, Node] = field(default_factory=dict)
-
-    def copy(self) -> Api:
-        return Api(dict(self.pods), dict(self.children), dict(self.shards), dict(self.pools), dict(self.nodes))
-
-
-class Refused(Exception):
-    """The API server refused an order; the operator drops the rest of its plan."""
-
-
 class World:
     """One cluster `demo` with a pool `demo-edge` on some nodes."""
 
@@ -115,6 +76,8 @@ class World:
         self.ghosts: list[Process] = []
         self.reservations: dict[int, str] = {}
         self.holders: dict[int, str] = {}  # slot → uid of the state process that owns it in the store
+        self.fences: dict[int, int] = {}  # slot → epoch of its fence in the store
+        self.rivals: set[int] = set()  # slots behind whose fence a process of somebody else lives
         self.cut_off: set[str] = set()
         self.silent: set[str] = set()
         self.bad_hashes: set[str] = set()
@@ -174,6 +137,17 @@ class World:
         self.topology, self.version = restored, self.version + 1
         for ghost in self.ghosts:
             ghost.forgotten = True
+
+    def outbid(self, slots: Iterable[int], ahead: int, *, lives: bool = False) -> None:
+        """Somebody else takes slots in our store, whose record is `ahead` of ours; the process behind it lives, or not. Just
+        so looks a record that is lost with every process, and rebuilt by a clock that is behind."""
+        for slot in slots:
+            self.fences[slot] = self.highest_epoch + ahead
+            self.holders.pop(slot, None)
+            if lives:
+                self.rivals.add(slot)
+        for process in self.processes.values():
+            process.acquired -= {s for s in process.acquired if s not in self.holders}
 
     def other_leader(self) -> None:
         """The lease goes to another process; each start has a holder name of its own."""
@@ -345,8 +319,11 @@ class World:
         process.acquired &= mine
         for slot in mine - process.acquired:
             holder = self.holders.get(slot)
+            epoch = seen.owner(slot).epoch if seen is not None else 0
+            if epoch < self.fences.get(slot, 0):
+                continue
             if holder is None or holder not in alive or holder == process.uid:
-                self.holders[slot] = process.uid
+                self.holders[slot], self.fences[slot] = process.uid, epoch
                 process.acquired.add(slot)
         process.acquired = {s for s in process.acquired if self.holders.get(s) == process.uid}
 
@@ -363,10 +340,18 @@ class World:
             if drain is not None:
                 phase = "drained" if p.drained == drain.id else "draining"
                 told = DrainReport(drain.id, phase, int(p.conns), p.cut)
+            above = self._outbid(p)
             found[name] = Report(
-                p.uid, p.seen.epoch if p.seen is not None else 0, p.worker_id, p.lease, spans(p.acquired), told, int(p.conns)
+                p.uid, p.seen.epoch if p.seen is not None else 0, p.worker_id, p.lease, spans(p.acquired), told,
+                int(p.conns), spans(above), max((self.fences[slot] for slot in above - self.rivals), default=0),
             )  # fmt: skip
         return found
+
+    def _outbid(self, process: Process) -> set[int]:
+        """Slots that it cannot take: their fences are newer than what it has seen."""
+        owners = process.seen.owners if process.component == STATE and process.seen is not None else ()
+        above = {s for s, r in enumerate(owners) if r.shard == process.owner and r.epoch < self.fences.get(s, 0)}
+        return above - process.acquired
 
     def snapshot(self, operator: str, *, stale: int = 0) -> Snapshot:
         """What `operator` sees, with caches `stale` ticks old."""
@@ -587,7 +572,3 @@ class World:
             and all(p.ready and p.template_hash == sts.template_hash for p in pods)
             and all(g.state == SERVING and g.homes for g in self.topology.gateways.values())
         )
-
-
-def slots_of(report: Report) -> set[int]:
-    return members(report.acquired)

@@ -25,7 +25,7 @@ from plato.runtime.process import forever
 from plato.topology.record import Topology
 
 from plato_state import metrics
-from plato_state.core.fences import Sightings, Standing, standing
+from plato_state.core.fences import Outbid, Sightings, Standing, standing
 from plato_state.recovery import Recovery
 from plato_state.shard import TICK_MS, Background, Shard, ticks
 from plato_state.uplink import unix_ms
@@ -63,6 +63,7 @@ class Ownership:
         self._sightings = Sightings(
             shard.name, ticks(shard.settings.fence_stale_ms), ticks(shard.settings.fence_stop_ms)
         )
+        self._outbid = Outbid(ticks(shard.settings.fence_stale_ms))
         self._stop_ticks = ticks(shard.settings.fence_stop_ms)
         self._prove_s = min(PROVE_S, shard.settings.fence_stop_ms / 3_000)
         self._proven: int | None = None
@@ -104,8 +105,15 @@ class Ownership:
             if (s not in shard.slots or not shard.slots[s].loaded) and self._coming.get(s, late) <= late
         ]
         if missing:
-            return f"{len(missing)} of {len(shard.assigned)} slots are not loaded yet"
+            words = f"{len(missing)} of {len(shard.assigned)} slots are not loaded yet"
+            outbid = len(self.outbid()[0])
+            return f"{words}; {outbid} have a fence that is newer than the topology" if outbid else words
         return ""
+
+    def outbid(self) -> tuple[list[int], int]:
+        """(slots that are ours by the record and cannot be taken, since their fences are newer than it; the greatest epoch
+        of those fences behind which nobody lives, 0 for none)."""
+        return self._outbid.told(self._shard.assigned)
 
     def suspect(self, slot: int) -> None:
         """A write of this slot was refused: look at it now."""
@@ -280,6 +288,7 @@ class Ownership:
             slot: view.fence
             for slot, view in zip(wanted, views, strict=True)
             if slot in shard.assigned
+            and not self._outbid.see(slot, shard.assigned[slot], view, now)
             and self._sightings.may_acquire(slot, shard.assigned[slot], view, now, named=self._named)
         }
         if not free:

@@ -101,12 +101,15 @@ class StateShard:
         """What /v1/report says. epoch_seen is of the record that the slots stand for."""
         shard = self.shard
         ours = {n: slot for n, slot in shard.slots.items() if n in shard.assigned}
+        outbid, fence = self.ownership.outbid()
         return {
             "epoch_seen": shard.topology_epoch,
             "slots": {
                 "acquired": ranges(n for n, slot in ours.items() if slot.loaded),
                 "loading": ranges(n for n in shard.assigned if n not in ours or not ours[n].loaded),
                 "released": ranges(self.ownership.released),
+                "outbid": ranges(outbid),
+                "fence": fence,
             },
             "connections": shard.live,
             "serving": not self.not_ready(),

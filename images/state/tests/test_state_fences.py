@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plato.ports import Fence, FenceView
-from plato_state.core.fences import Sightings, Standing, standing
+from plato_state.core.fences import Outbid, Sightings, Standing, standing
 
 OTHER = Fence(1, 100, "t", "s1")
 
@@ -65,3 +65,20 @@ def test_a_look_at_ones_own_slot() -> None:
     assert standing(mine, view(Fence(2, 100, "x", "s1"))) is Standing.LOST, "the same number, another token"
     assert standing(mine, view(Fence(2, 101, "x", "s1"))) is Standing.LOST
     assert standing(mine, view(Fence(3, 1, "x", "s1"))) is Standing.LOST
+
+
+def test_a_fence_above_the_assignment_is_outbid_and_told_once_nobody_lives_behind_it() -> None:
+    outbid, assigned = Outbid(stale=10), {1: 5, 2: 5}
+    high = Fence(9, 100, "t", "s0")
+    assert not outbid.see(1, 5, view(None), 0)
+    assert not outbid.see(1, 5, view(Fence(5, 100, "t", "s0")), 0)
+    assert outbid.see(1, 5, view(high, proof=1), 0)
+    assert outbid.told(assigned) == ([1], 0)
+    assert outbid.see(1, 5, view(high, proof=2), 9)
+    assert outbid.see(1, 5, view(high, proof=2), 18)
+    assert outbid.told(assigned) == ([1], 0), "it proved itself; no look, no judgement"
+    assert outbid.see(1, 5, view(high, proof=2), 19)
+    assert outbid.see(2, 5, view(Fence(8, 100, "u", "s1"), released=True), 19)
+    assert outbid.told(assigned) == ([1, 2], 9)
+    assert outbid.told({1: 10, 2: 5}) == ([2], 8), "assigned anew, above it"
+    assert outbid.told({}) == ([], 0)

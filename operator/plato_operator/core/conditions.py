@@ -22,7 +22,7 @@ from plato.topology.worker_ids import held
 
 from plato_operator.core.children import hashes, migrated, migration_job, wanted
 from plato_operator.core.drains import FORCE_AFTER_MS
-from plato_operator.core.moves import wanted_weights
+from plato_operator.core.moves import outbid, wanted_weights
 from plato_operator.core.orders import Apply, Gate
 from plato_operator.core.repair import repaired
 from plato_operator.core.rollout import ipconfig_done, msg_done, outdated_shards, settled, state_done
@@ -106,6 +106,7 @@ def cluster_status(work: Work) -> PlatoClusterStatus:
 
     sheet.add("SlotsAcquired", not missing, *(
         ("AllAcquired", "every slot is served, or on its way between two shards") if not missing
+        else ("Outbid", f"{missing} slots are not served; {newer}") if (newer := _outbid(work))
         else ("ShardDown", f"{missing} slots are not served; not ready: {', '.join(down)}") if down
         else ("Loading", f"{missing} slots are being loaded")
     ))  # fmt: skip
@@ -205,7 +206,8 @@ def _not_ready(
         return "MsgDown", words + _trouble(pod for pod in work.snap.pods.values() if pod.component == MSG)
     if missing:
         shards = (pod for pod in work.snap.pods.values() if pod.component == STATE and not pod.ready)
-        return "SlotsMissing", f"{missing} of {SLOTS} slots are not served{_trouble(shards)}"
+        why = f"; {newer}" if (newer := _outbid(work)) else _trouble(shards)
+        return "SlotsMissing", f"{missing} of {SLOTS} slots are not served{why}"
     ipconfig = work.snap.children.get(("Deployment", f"{work.snap.cluster.name}-ipconfig"))
     if ipconfig is None or not ipconfig.ready:
         words = "no ipconfig pod is ready: clients do not learn of gateways"
@@ -216,6 +218,18 @@ def _not_ready(
         gateways = (pod for pod in work.gateway_pods().values() if not pod.ready)
         return "GatewaysMissing", f"{ready} of {wanted} gateways are ready{_trouble(gateways)}"
     return None
+
+
+def _outbid(work: Work) -> str:
+    """In words, that slots cannot be taken since the store has newer fences; empty: none."""
+    record = work.snap.topology or work.topology  # as it was observed: a pass that assigns them anew says so too
+    slots = sum(len(own) for own in outbid(work, record).values())
+    if not slots:
+        return ""
+    return (
+        f"{slots} of them have a fence in the store that is newer than the topology: once nobody has proved it for 10 s"
+        " they are assigned anew; while somebody does, another cluster uses this store and key prefix: end one of the two"
+    )
 
 
 def _trouble(pods: Iterable[Pod]) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 
 from plato.api.names import shard_name
 from plato.topology.homes import Guest, bind, covers, residues
-from plato.topology.record import SERVING, SLOTS, Move
+from plato.topology.record import SERVING, SLOTS, Move, Topology
 from plato.topology.slots import Step, counts, members, next_step, reassigned
 
 from plato_operator.core.orders import DeleteShard
@@ -48,6 +48,37 @@ def close_or_undo(work: Work) -> None:
             "StateShard", move.target, "MoveUndone",
             f"shard {move.target} did not take its slots; they go back to {move.source}", warning=True,
         )  # fmt: skip
+
+
+def outbid(work: Work, record: Topology) -> dict[str, set[int]]:
+    """{shard: its slots by the record whose fences are newer than that}, by reports that stand for its assignment."""
+    found, owners = {}, record.owners
+    for name in counts(record):
+        shard = record.shards.get(name)
+        report = work.report(shard_pod(name), shard.uid) if shard is not None else None
+        if report is None or not report.outbid:
+            continue
+        own = {s for s in members(report.outbid) if owners[s].shard == name and owners[s].epoch <= report.epoch_seen}
+        if own:
+            found[name] = own
+    return found
+
+
+def outdo(work: Work) -> None:
+    """Assigns slots anew, to whom they belong, above fences that are newer than the record: it was lost and rebuilt by a
+    clock that is behind, or somebody else wrote to the store. Only fences behind which nobody lives are told with their
+    epoch, so we outdo no other cluster that serves; and only the Lease's holder writes our record."""
+    changes: dict[int, str] = {}
+    for name, slots in outbid(work, work.topology).items():
+        report = work.snap.reports[shard_pod(name)]
+        below = {slot for slot in slots if work.topology.owner(slot).epoch < report.fence}
+        if below:
+            changes |= dict.fromkeys(below, name)
+            work.epoch = max(work.epoch, report.fence + 1)
+    if changes:
+        work.change(slots=reassigned(work.topology.owners, changes, work.epoch))
+        words = f"{len(changes)} slots had fences newer than the topology: they are assigned anew, above those"
+        work.tell("PlatoCluster", work.snap.cluster.name, "FencesOutdone", words, warning=True)
 
 
 def lost_shards(work: Work) -> set[str]:

@@ -16,7 +16,7 @@ from plato_operator.core import conditions, rebuild
 from plato_operator.core.children import apply_children
 from plato_operator.core.drains import cancel, finish, raise_replicas, start
 from plato_operator.core.members import admit, drop_old_rests, gates, note_outside, retire
-from plato_operator.core.moves import bind_homes, close_or_undo, open_move, remove_shard, take_over
+from plato_operator.core.moves import bind_homes, close_or_undo, open_move, outdo, remove_shard, take_over
 from plato_operator.core.orders import Event, Gate, Plan, TopologyWrite
 from plato_operator.core.repair import repair
 from plato_operator.core.rollout import roll_state
@@ -43,6 +43,7 @@ def one_pass(snap: Snapshot) -> Plan:
     note_outside(work)
     admit(work)
     close_or_undo(work)
+    outdo(work)
     if not snap.cluster.spec.paused:
         apply_children(work)
         desks = pool_desks(work)

@@ -44,7 +44,8 @@ def rebuilt(snap: Snapshot) -> Topology:
     """
     old = snap.topology if snap.topology is not None and snap.topology.cluster_uid == snap.cluster.uid else None
     reports = _reports(snap)
-    seen = max([r.epoch_seen for r in reports.values()] + [old.epoch if old is not None else 0])
+    said = [max(r.epoch_seen, r.fence) for r in reports.values()]
+    seen = max([*said, old.epoch if old is not None else 0])
     epoch = 1 + max(seen, snap.now_ms // 1000)
     slots = _slots(snap, old, reports, epoch)
     gateways, msgs = _members(snap, old, reports)

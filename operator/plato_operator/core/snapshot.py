@@ -167,7 +167,9 @@ class DrainReport:
 class Report:
     """A fresh answer of /v1/report. Its absence means unknown, never yes or no.
 
-    lease: True: the store's reservation names this process; False: another one; None: not known.
+    lease: True: the store's reservation names this process; False: another one; None: not known. outbid: slots that are the
+    shard's by the record and that it cannot take, since their fences are newer; fence: the greatest epoch of those behind
+    which nobody lives, 0 for none.
     """
 
     uid: str
@@ -177,6 +179,8 @@ class Report:
     acquired: tuple[Span, ...] = ()
     drain: DrainReport | None = None
     connections: int = 0
+    outbid: tuple[Span, ...] = ()
+    fence: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,16 @@
 A look at a slot that is mine: the same fence stands → mine; none or a smaller one → the store lost it, write all again;
 anything else → a newer owner exists, drop it.
 
+A slot whose fence has a greater epoch than our assignment cannot be taken, however dead its owner is: the record was
+lost, or somebody else wrote to the store. Whoever writes the record must assign it anew, above that fence; he is told the
+fence once nobody lives behind it, so that two who live never outbid each other by turns.
+
 Ticks are the caller's own. Memory: one sighting per slot that is wanted and not held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -91,3 +95,38 @@ class Sightings:
     def forget(self, slot: int) -> None:
         """The slot was acquired, or is wanted no more."""
         self._seen.pop(slot, None)
+
+
+@dataclass(slots=True)
+class _Outbid:
+    fence: Fence
+    proof: int | None
+    since: int  # the tick at which exactly this was seen first
+    dead: bool  # it was released, or stood unproven for long when it was looked at last
+
+
+class Outbid:
+    """Slots that we were assigned under an epoch below their fence. stale: ticks without a proof after which nobody lives
+    behind a fence."""
+
+    def __init__(self, stale: int) -> None:
+        self._stale = stale
+        self._seen: dict[int, _Outbid] = {}
+
+    def see(self, slot: int, epoch: int, view: FenceView, now: int) -> bool:
+        """True if `slot`, assigned at `epoch`, is outbid by what was looked up now: a try would be refused."""
+        fence = view.fence
+        if fence is None or fence.epoch <= epoch:
+            self._seen.pop(slot, None)
+            return False
+        seen = self._seen.get(slot)
+        since = seen.since if seen is not None and (seen.fence, seen.proof) == (fence, view.proof) else now
+        self._seen[slot] = _Outbid(fence, view.proof, since, view.released or now - since >= self._stale)
+        return True
+
+    def told(self, assigned: Mapping[int, int]) -> tuple[list[int], int]:
+        """(the outbid slots, the greatest epoch of their fences behind which nobody lives; 0: there is none), under the
+        assignments of now, {slot: epoch}."""
+        for slot in [n for n, seen in self._seen.items() if seen.fence.epoch <= assigned.get(n, seen.fence.epoch)]:
+            del self._seen[slot]
+        return sorted(self._seen), max([s.fence.epoch for s in self._seen.values() if s.dead], default=0)

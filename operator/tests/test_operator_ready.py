@@ -199,6 +199,11 @@ def test_what_is_refused_for_ever_is_not_reconciled_for_ever(settled: Snapshot) 
     assert told(one_pass(asked))["Reconciling"].status == "True"
     refused = replace(asked, refusals={("PodMonitor", "demo"): ("ApplyRefused", "no such kind")})
     assert told(one_pass(refused))["Reconciling"].status == "False"
+    there = replace(settled.children["Service", "demo-msg"], kind="PodMonitor", name="demo")
+    unwanted = replace(settled, children={**settled.children, ("PodMonitor", "demo"): there})
+    assert told(one_pass(unwanted))["Reconciling"].status == "True"
+    kept = replace(unwanted, refusals={("PodMonitor", "demo"): ("Forbidden", "not yours to delete")})
+    assert told(one_pass(kept))["Reconciling"].status == "False"
 
 
 def test_while_paused_reconciling_does_not_say_that_all_is_done(settled: Snapshot) -> None:

@@ -23,7 +23,7 @@ from plato.topology.worker_ids import held
 from plato_operator.core.children import hashes, migrated, migration_job, wanted
 from plato_operator.core.drains import FORCE_AFTER_MS
 from plato_operator.core.moves import outbid, wanted_weights
-from plato_operator.core.orders import Apply, Gate
+from plato_operator.core.orders import Apply, Gate, Remove
 from plato_operator.core.repair import repaired
 from plato_operator.core.rollout import ipconfig_done, msg_done, outdated_shards, settled, state_done
 from plato_operator.core.snapshot import ENDED, IPCONFIG, MSG, STATE, Pod, Pool, Shard, Snapshot, shard_pod
@@ -533,7 +533,7 @@ def _serves_but_those_on_their_way(work: Work, shard: str) -> bool:
 def _applies(work: Work) -> bool:
     """Whether this pass changes a child. One that is refused is told elsewhere, and may be so for ever."""
     changes = [order for order in work.applies if not isinstance(order, Gate)]
-    return any(not isinstance(o, Apply) or (o.kind, o.name) not in work.snap.refusals for o in changes)
+    return any(not isinstance(o, Apply | Remove) or (o.kind, o.name) not in work.snap.refusals for o in changes)
 
 
 def _spare(work: Work, pool: Pool) -> int:

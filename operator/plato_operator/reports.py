@@ -175,7 +175,7 @@ def parsed(raw: Any) -> Report:
         uid=raw["uid"], epoch_seen=_number(raw.get("epoch_seen") or 0, MOST_EPOCH),
         worker_id=_number(worker_id, WORKER_IDS - 1) if worker_id is not None else None,
         lease=lease if isinstance(lease, bool) else None,
-        acquired=_spans(slots.get("acquired")), outbid=_spans(slots.get("outbid")),
+        acquired=_spans(slots.get("acquired")), outbid=_spans(slots.get("outbid")), deserted=_spans(slots.get("deserted")),
         fence=_number(slots.get("fence") or 0, MOST_EPOCH), drain=told,
         connections=_number(raw.get("connections") or 0, MOST_CONNECTIONS),
     )  # fmt: skip

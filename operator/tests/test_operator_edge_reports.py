@@ -175,10 +175,12 @@ def test_a_report_is_read_with_what_it_has() -> None:
     assert parsed({"uid": "u"}) == Report("u")
     full = {
         "uid": "u", "boot": "b", "epoch_seen": 9, "worker_id": 17, "lease": False, "connections": 2, "new": [1],
-        "slots": {"acquired": [[0, 3]], "loading": [[4, 9]], "released": [], "outbid": [[4, 5]], "fence": 12},
+        "slots": {"acquired": [[0, 3]], "loading": [[4, 9]], "released": [], "outbid": [[4, 5]],
+                  "deserted": [[5, 5]], "fence": 12},
         "drain": {"id": 9, "phase": "drained", "remaining": 0, "cut": 1},
     }  # fmt: skip
-    assert parsed(full) == Report("u", 9, 17, False, ((0, 3),), DrainReport(9, "drained", 0, 1), 2, ((4, 5),), 12)
+    drain = DrainReport(9, "drained", 0, 1)
+    assert parsed(full) == Report("u", 9, 17, False, ((0, 3),), drain, 2, ((4, 5),), 12, ((5, 5),))
     assert parsed({"uid": "u", "lease": None, "drain": None, "slots": None, "worker_id": None}) == Report("u")
 
 

@@ -72,6 +72,21 @@ def test_nothing_is_written_against_one_who_lives_and_the_condition_says_that_he
     world.settle()
 
 
+def test_one_shard_of_another_cluster_that_is_away_costs_it_no_slot_of_those_that_live(world: World) -> None:
+    """Its fences that nobody proves may be the newest ones; what lives behind older ones stays with whom it is."""
+    before = epochs(world.topology)
+    world.outbid(range(256), 500, lives=True)
+    world.outbid(range(256, 1024), 900)
+    for _ in range(30):
+        world.act()
+        world.tick()
+    after = epochs(world.topology)
+    assert after[:256] == before[:256]
+    assert min(after[256:]) > max(before)
+    world.rivals.clear()
+    world.settle()
+
+
 def test_a_report_that_stands_for_an_earlier_assignment_changes_nothing(world: World) -> None:
     """A shard that is behind sees a greater fence wherever its slots went on to others, or were assigned anew."""
     world.outbid(range(10), 500)

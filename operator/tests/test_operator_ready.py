@@ -12,7 +12,7 @@ from plato_operator.core.conditions import MOVING_MS, STARTING_MS, TRYING_MS
 from plato_operator.core.orders import Plan
 from plato_operator.core.plan import one_pass
 from plato_operator.core.snapshot import GATEWAY, MSG, Pod, Snapshot, shard_pod
-from world import POOL, World
+from world import POOL, World, pool_spec
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +144,54 @@ def rest(snap: Snapshot) -> dict[int, Rest]:
     return {1000: Rest("gone", snap.now_ms + 60_000)}
 
 
+def test_what_one_pool_may_spare_does_not_make_up_for_what_another_lacks() -> None:
+    """A pool that rolls with more to spare than it uses; meanwhile another one, its own clients', has no gateway at all."""
+    world = World(replicas=3, max_unavailable=3)
+    world.settle()
+    snap = world.snapshot(world.leader)
+    other = replace(snap.pools[POOL], name="other", uid="other-uid", spec=pool_spec(2))
+    pod = replace(snap.pods[f"{POOL}-2"], template_hash="old")
+    rolls = replace(snap, pods={**snap.pods, pod.name: pod})
+    assert told(one_pass(rolls))["Ready"].status == "True"
+    lacks = replace(rolls, pools={**rolls.pools, "other": other})
+    assert told(one_pass(lacks))["Ready"].reason == "GatewaysMissing"
+
+
+def test_reconciling_lasts_as_long_as_a_restart_of_gateways(settled: Snapshot) -> None:
+    """`kubectl rollout restart statefulset` changes no hash of ours, and between two gateways nothing drains."""
+    sts = replace(settled.children["StatefulSet", POOL], restarted_at="2026-11-30T12:00:00Z")
+    pod = replace(settled.pods[f"{POOL}-1"], restarted_at=sts.restarted_at, ready_since_ms=settled.now_ms)
+    half = replace(
+        settled, children={**settled.children, ("StatefulSet", POOL): sts}, pods={**settled.pods, pod.name: pod}
+    )
+    pools = replace(settled.pools[POOL].spec.rollout, min_ready_seconds=60)
+    half = replace(
+        half, pools={POOL: replace(settled.pools[POOL], spec=replace(settled.pools[POOL].spec, rollout=pools))}
+    )
+    plan = one_pass(half)
+    assert plan.write is None, "it waits for minReadySeconds"
+    assert told(plan)["Reconciling"].status == "True"
+    assert of_pool(plan)["Reconciling"].status == "True"
+
+
+def of_pool(plan: Plan) -> Mapping[str, Condition]:
+    """The pool's conditions by type."""
+    return {c.type: c for c in plan.pool_status[POOL].conditions}
+
+
+def test_a_pool_s_reconciling_is_true_from_the_first_look_at_its_change() -> None:
+    """A canary is a change of a pool alone: the PlatoCluster's generation stays, so people wait for the pool."""
+    world = World()
+    world.settle()
+    world.repool(version="2")
+    said = [of_pool(plan)["Reconciling"] for plan in passes(world)]
+    assert said[0].observed_generation == world.api.pools[POOL].generation
+    statuses = [condition.status for condition in said]
+    assert statuses[0] == "True"
+    assert statuses == sorted(statuses, reverse=True), "once it is done it stays so"
+    assert statuses[-1] == "False"
+
+
 def test_what_is_refused_for_ever_is_not_reconciled_for_ever(settled: Snapshot) -> None:
     monitoring = replace(settled.cluster.spec.monitoring, pod_monitor=True)
     cluster = replace(settled.cluster, spec=replace(settled.cluster.spec, monitoring=monitoring))
@@ -151,13 +199,22 @@ def test_what_is_refused_for_ever_is_not_reconciled_for_ever(settled: Snapshot) 
     assert told(one_pass(asked))["Reconciling"].status == "True"
     refused = replace(asked, refusals={("PodMonitor", "demo"): ("ApplyRefused", "no such kind")})
     assert told(one_pass(refused))["Reconciling"].status == "False"
+    there = replace(settled.children["Service", "demo-msg"], kind="PodMonitor", name="demo")
+    unwanted = replace(settled, children={**settled.children, ("PodMonitor", "demo"): there})
+    assert told(one_pass(unwanted))["Reconciling"].status == "True"
+    kept = replace(unwanted, refusals={("PodMonitor", "demo"): ("Forbidden", "not yours to delete")})
+    assert told(one_pass(kept))["Reconciling"].status == "False"
 
 
 def test_while_paused_reconciling_does_not_say_that_all_is_done(settled: Snapshot) -> None:
     """A wait for it ends, since nothing goes on; the reason says why."""
     spec = replace(settled.cluster.spec, paused=True, version="2")
-    found = told(one_pass(replace(settled, cluster=replace(settled.cluster, spec=spec))))
-    assert (found["Reconciling"].status, found["Reconciling"].reason) == ("False", "Paused")
+    plan = one_pass(replace(settled, cluster=replace(settled.cluster, spec=spec)))
+    for found in (told(plan)["Reconciling"], of_pool(plan)["Reconciling"]):
+        assert (found.status, found.reason) == ("False", "Paused")
+    waits = told(plan)["DependenciesReady"]
+    assert (waits.status, waits.reason) == ("Unknown", "Paused"), "no migration runs"
+    assert told(plan)["Ready"].status == "True"
 
 
 # ── gateways without a node ──────────────────────────────────────────────────────────────────────────────────
@@ -189,6 +246,17 @@ def test_a_gateway_without_a_node_says_what_would_give_it_one(
     assert condition.message.startswith(f"{name}: ")
     assert words in condition.message
     assert said in condition.message
+
+
+def test_a_gateway_on_a_node_that_is_cordoned_does_not_hide_that_a_port_is_taken(settled: Snapshot) -> None:
+    """The scheduler says of such a node that it is unschedulable, and does not count it among those without free ports."""
+    name, at = f"{POOL}-1", settled.pods[f"{POOL}-0"].node
+    assert settled.nodes is not None
+    said = f"0/5 nodes are available: 1 {FULL}, 1 node(s) were unschedulable, 3 node(s) had untolerated taint(s)."
+    stuck = replace(settled.pods[name], node="", ready=False, running=False, endpoint=None, unschedulable=said)
+    nodes = {**settled.nodes, at: replace(settled.nodes[at], unschedulable=True)}
+    plan = one_pass(replace(settled, nodes=nodes, pods={**settled.pods, name: stuck}))
+    assert of_pool(plan)["Unschedulable"].reason == "PortTaken"
 
 
 # ── a migration that does not end ────────────────────────────────────────────────────────────────────────────

@@ -344,6 +344,7 @@ class World:
             found[name] = Report(
                 p.uid, p.seen.epoch if p.seen is not None else 0, p.worker_id, p.lease, spans(p.acquired), told,
                 int(p.conns), spans(above), max((self.fences[slot] for slot in above - self.rivals), default=0),
+                spans(above - self.rivals),
             )  # fmt: skip
         return found
 

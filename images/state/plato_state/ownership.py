@@ -110,9 +110,9 @@ class Ownership:
             return f"{words}; {outbid} have a fence that is newer than the topology" if outbid else words
         return ""
 
-    def outbid(self) -> tuple[list[int], int]:
-        """(slots that are ours by the record and cannot be taken, since their fences are newer than it; the greatest epoch
-        of those fences behind which nobody lives, 0 for none)."""
+    def outbid(self) -> tuple[list[int], list[int], int]:
+        """(slots that are ours by the record and cannot be taken, since their fences are newer than it; those of them behind
+        whose fence nobody lives; the greatest epoch of these, 0 for none)."""
         return self._outbid.told(self._shard.assigned)
 
     def suspect(self, slot: int) -> None:

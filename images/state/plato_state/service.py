@@ -101,7 +101,7 @@ class StateShard:
         """What /v1/report says. epoch_seen is of the record that the slots stand for."""
         shard = self.shard
         ours = {n: slot for n, slot in shard.slots.items() if n in shard.assigned}
-        outbid, fence = self.ownership.outbid()
+        outbid, deserted, fence = self.ownership.outbid()
         return {
             "epoch_seen": shard.topology_epoch,
             "slots": {
@@ -109,6 +109,7 @@ class StateShard:
                 "loading": ranges(n for n in shard.assigned if n not in ours or not ours[n].loaded),
                 "released": ranges(self.ownership.released),
                 "outbid": ranges(outbid),
+                "deserted": ranges(deserted),
                 "fence": fence,
             },
             "connections": shard.live,

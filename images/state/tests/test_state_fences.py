@@ -73,12 +73,14 @@ def test_a_fence_above_the_assignment_is_outbid_and_told_once_nobody_lives_behin
     assert not outbid.see(1, 5, view(None), 0)
     assert not outbid.see(1, 5, view(Fence(5, 100, "t", "s0")), 0)
     assert outbid.see(1, 5, view(high, proof=1), 0)
-    assert outbid.told(assigned) == ([1], 0)
+    assert outbid.told(assigned) == ([1], [], 0)
     assert outbid.see(1, 5, view(high, proof=2), 9)
     assert outbid.see(1, 5, view(high, proof=2), 18)
-    assert outbid.told(assigned) == ([1], 0), "it proved itself; no look, no judgement"
+    assert outbid.told(assigned) == ([1], [], 0), "it proved itself; no look, no judgement"
     assert outbid.see(1, 5, view(high, proof=2), 19)
     assert outbid.see(2, 5, view(Fence(8, 100, "u", "s1"), released=True), 19)
-    assert outbid.told(assigned) == ([1, 2], 9)
-    assert outbid.told({1: 10, 2: 5}) == ([2], 8), "assigned anew, above it"
-    assert outbid.told({}) == ([], 0)
+    assert outbid.told(assigned) == ([1, 2], [1, 2], 9)
+    assert outbid.see(3, 5, view(Fence(7, 100, "v", "s2"), proof=1), 19)
+    assert outbid.told({**assigned, 3: 5}) == ([1, 2, 3], [1, 2], 9), "behind one of them somebody lives"
+    assert outbid.told({1: 10, 2: 5}) == ([2], [2], 8), "assigned anew, above it"
+    assert outbid.told({}) == ([], [], 0)

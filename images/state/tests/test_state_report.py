@@ -15,7 +15,7 @@ async def test_slots_are_told_as_ranges_of_the_record_that_was_applied() -> None
     world = World()
     async with world.shard() as state:
         said = state.report()
-        slots = {"acquired": [[0, 1023]], "loading": [], "released": [], "outbid": [], "fence": 0}
+        slots = {"acquired": [[0, 1023]], "loading": [], "released": [], "outbid": [], "deserted": [], "fence": 0}
         assert said["slots"] == slots
         assert said["epoch_seen"] == world.epoch
         assert said["serving"]

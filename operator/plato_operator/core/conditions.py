@@ -6,7 +6,6 @@ to decide.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,13 +20,14 @@ from plato.topology.record import DRAINING, LEAVING, LOST, SLOTS, Gateway
 from plato.topology.slots import counts, left, members, spans
 from plato.topology.worker_ids import held
 
-from plato_operator.core.children import migrated, migration_job, wanted
+from plato_operator.core.children import hashes, migrated, migration_job, wanted
 from plato_operator.core.drains import FORCE_AFTER_MS
 from plato_operator.core.moves import outbid, wanted_weights
-from plato_operator.core.orders import Apply, Gate
+from plato_operator.core.orders import Apply, Gate, Remove
 from plato_operator.core.repair import repaired
 from plato_operator.core.rollout import ipconfig_done, msg_done, outdated_shards, settled, state_done
 from plato_operator.core.snapshot import ENDED, IPCONFIG, MSG, STATE, Pod, Pool, Shard, Snapshot, shard_pod
+from plato_operator.core.unplaced import unplaced
 from plato_operator.core.work import Work, is_lost, record_of
 
 STALE_AFTER_S = 30
@@ -46,9 +46,6 @@ TRYING_MS: Final = 10_000
 """A migration that has nothing to do and finds its database ends sooner."""
 STARTING_MS: Final = 60_000
 """How long the successor of a gateway that went may take to get ready, within maxUnavailable."""
-_TAKEN: Final = re.compile(r"(\d+) node\(s\) didn't have free ports")
-_LACKING: Final = re.compile(r"\d+ (?:Insufficient ([\w./-]+)|(Too many pods))")
-"""The scheduler's words; it gives one reason per node."""
 NOT_STALLED = ("NotStalled", "everything that was asked for could be applied")
 
 
@@ -215,8 +212,9 @@ def _not_ready(
     if ipconfig is None or not ipconfig.ready:
         words = "no ipconfig pod is ready: clients do not learn of gateways"
         return "IpconfigDown", words + _trouble(pod for pod in work.snap.pods.values() if pod.component == IPCONFIG)
-    spare = sum(_spare(work, p) for p in pools)
-    if ready < wanted - spare or (wanted and not ready):
+    # Pool by pool: what one may spare while it rolls does not make up for what another one lacks.
+    short = any(_ready(work, p) < p.spec.replicas - _spare(work, p) for p in pools)
+    if short or (wanted and not ready):
         gateways = (pod for pod in work.gateway_pods().values() if not pod.ready)
         return "GatewaysMissing", f"{ready} of {wanted} gateways are ready{_trouble(gateways)}"
     return None
@@ -259,6 +257,8 @@ def _dependencies(work: Work) -> tuple[bool | None, str, str]:
         words = f"the migration of the database failed {job.failed} times: see `{logs}`; it is tried some 12 times, and anew"
         said = f" Its last words: {_last_try(work)[1][:MOST_QUOTED]}" if _last_try(work)[1] else ""
         return False, "MigrationFailed", f"{words} when the Job is deleted. Running pods keep what they run.{said}"
+    if job is None and work.snap.cluster.spec.paused:
+        return None, "Paused", "spec.paused is true: the database's migration waits, running pods keep what they run"
     return None, "Migrating", "the database is being brought to this version's schema; msg and state wait for it"
 
 
@@ -367,7 +367,7 @@ def pool_status(work: Work, pool: Pool) -> GatewayPoolStatus:
     sheet.add(
         "Unschedulable",
         bool(stuck),
-        *(_unschedulable(work, pool, stuck) if stuck else ("Scheduled", "every pod has a node")),
+        *(unplaced(work, pool, stuck) if stuck else ("Scheduled", "every pod has a node")),
     )
     broken = repaired(work, pool.name)
     sheet.add("Degraded", broken is not None, *(
@@ -396,11 +396,12 @@ def pool_status(work: Work, pool: Pool) -> GatewayPoolStatus:
     sheet.add("Stalled", bool(stalled), *(stalled or NOT_STALLED))
     words = f"{ready} of {spec.replicas} gateways are ready{'' if good else _trouble(p for p in pods if not p.ready)}"
     sheet.add("Ready", good and not stalled, *(stalled or ("Serving" if good else "GatewaysMissing", words)))
-    busy = _rolling(work, pool) or len(pods) != spec.replicas or ready != spec.replicas
+    busy = _rolling(work, pool) or len(pods) != spec.replicas or ready != spec.replicas or _behind(work, pool)
+    paused = snap.cluster.spec.paused
     sheet.add(
         "Reconciling",
-        busy,
-        "Progressing" if busy else "Settled",
+        busy and not paused,
+        "Paused" if paused else "Progressing" if busy else "Settled",
         f"{updated} of {len(pods)} pods run the present template",
     )
     return GatewayPoolStatus(
@@ -427,40 +428,6 @@ def _blocked(work: Work, pool: Pool, draining: list[tuple[Pod, Gateway]]) -> tup
         if behind and report is not None and record.drain is not None and report.epoch_seen < record.drain.id:
             return "TopologyStale", f"{pod.name} has not seen its drain yet: it is at epoch {report.epoch_seen}"
     return None
-
-
-def _unschedulable(work: Work, pool: Pool, stuck: list[Pod]) -> tuple[str, str]:
-    """(reason, message) of gateways without a node: what to do, then the scheduler's own words."""
-    said, ports = stuck[0].unschedulable, pool.spec.ports
-    told = said.partition("preemption:")[0]
-    taken, lacking = sum(int(n) for n in _TAKEN.findall(told)), sorted({a or b for a, b in _LACKING.findall(told)})
-    foreign = taken - len(_nodes_with(work, {ports.tcp, ports.ws, ports.admin}))
-    if foreign > 0:
-        reason = "PortTaken"
-        words = (
-            f"on {foreign} node(s) a pod that is none of these gateways has one of the ports: move it, or set others"
-        )
-    elif lacking:
-        reason, words = "NoRoom", f"nodes lack {', '.join(lacking)}: lower spec.resources, or add nodes"
-    elif taken:
-        reason, words = (
-            "TooFewNodes",
-            "each node that could take one has its gateway: add nodes, or lower spec.replicas",
-        )
-    else:
-        reason, words = "Unschedulable", "no node may take it: look at spec.placement and at the nodes' taints"
-    text = f"{', '.join(p.name for p in stuck)}: {words}; the scheduler says: {said}"
-    if pool.spec.network == "Host":
-        nodes = len(work.snap.nodes) if work.snap.nodes is not None else None
-        text += f" (each gateway takes ports {ports.tcp}, {ports.ws} and {ports.admin} of its node"
-        text += f"; {pool.spec.replicas} are wanted on {nodes} nodes)" if nodes is not None else ")"
-    return reason, text
-
-
-def _nodes_with(work: Work, ports: set[int]) -> set[str]:
-    """Nodes on which a gateway of this cluster has one of these ports."""
-    pods = (pod for pod in work.gateway_pods().values() if pod.node and pod.phase not in ENDED)
-    return {pod.node for pod in pods if (at := pod.endpoint) is not None and {at.tcp, at.ws} & ports}
 
 
 def _drain(work: Work, pod: Pod, record: Gateway) -> DrainStatus:
@@ -566,7 +533,7 @@ def _serves_but_those_on_their_way(work: Work, shard: str) -> bool:
 def _applies(work: Work) -> bool:
     """Whether this pass changes a child. One that is refused is told elsewhere, and may be so for ever."""
     changes = [order for order in work.applies if not isinstance(order, Gate)]
-    return any(not isinstance(o, Apply) or (o.kind, o.name) not in work.snap.refusals for o in changes)
+    return any(not isinstance(o, Apply | Remove) or (o.kind, o.name) not in work.snap.refusals for o in changes)
 
 
 def _spare(work: Work, pool: Pool) -> int:
@@ -592,8 +559,20 @@ def _rolling(work: Work, pool: Pool) -> bool:
     """Whether pods of the pool are on their way from one template or number to another."""
     sts = work.snap.children.get(("StatefulSet", pool.name))
     pods = [pod for pod in work.gateway_pods().values() if pod.owner == pool.name]
-    old = any(sts is not None and pod.template_hash != sts.template_hash for pod in pods)
+    old = any(
+        sts is not None and (pod.template_hash, pod.restarted_at) != (sts.template_hash, sts.restarted_at)
+        for pod in pods
+    )
     return old or any((r := record_of(work, pod)) is not None and r.drain is not None for pod in pods)
+
+
+def _behind(work: Work, pool: Pool) -> bool:
+    """Whether the pool's StatefulSet is still to get the template that is asked for now. One that is refused is told
+    elsewhere, and may be so for ever."""
+    key = ("StatefulSet", pool.name)
+    sts = work.snap.children.get(key)
+    asked = next((hashes(child)[1] for child in wanted(work) if (child.kind, child.name) == key), "")
+    return sts is not None and bool(asked) and asked != sts.template_hash and key not in work.snap.refusals
 
 
 def _connections(work: Work, pool: Pool) -> int:

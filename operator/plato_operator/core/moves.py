@@ -66,12 +66,13 @@ def outbid(work: Work, record: Topology) -> dict[str, set[int]]:
 
 def outdo(work: Work) -> None:
     """Assigns slots anew, to whom they belong, above fences that are newer than the record: it was lost and rebuilt by a
-    clock that is behind, or somebody else wrote to the store. Only fences behind which nobody lives are told with their
-    epoch, so we outdo no other cluster that serves; and only the Lease's holder writes our record."""
+    clock that is behind, or somebody else wrote to the store. Only slots behind whose fence nobody lives, so we outdo no
+    other cluster that serves, while one of its shards is away either; and only the Lease's holder writes our record."""
     changes: dict[int, str] = {}
     for name, slots in outbid(work, work.topology).items():
         report = work.snap.reports[shard_pod(name)]
-        below = {slot for slot in slots if work.topology.owner(slot).epoch < report.fence}
+        deserted = slots & members(report.deserted)
+        below = {slot for slot in deserted if work.topology.owner(slot).epoch < report.fence}
         if below:
             changes |= dict.fromkeys(below, name)
             work.epoch = max(work.epoch, report.fence + 1)

@@ -168,8 +168,8 @@ class Report:
     """A fresh answer of /v1/report. Its absence means unknown, never yes or no.
 
     lease: True: the store's reservation names this process; False: another one; None: not known. outbid: slots that are the
-    shard's by the record and that it cannot take, since their fences are newer; fence: the greatest epoch of those behind
-    which nobody lives, 0 for none.
+    shard's by the record and that it cannot take, since their fences are newer; deserted: those of them behind whose
+    fence nobody lives; fence: the greatest epoch of these, 0 for none.
     """
 
     uid: str
@@ -181,6 +181,7 @@ class Report:
     connections: int = 0
     outbid: tuple[Span, ...] = ()
     fence: int = 0
+    deserted: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,9 +124,10 @@ class Outbid:
         self._seen[slot] = _Outbid(fence, view.proof, since, view.released or now - since >= self._stale)
         return True
 
-    def told(self, assigned: Mapping[int, int]) -> tuple[list[int], int]:
-        """(the outbid slots, the greatest epoch of their fences behind which nobody lives; 0: there is none), under the
-        assignments of now, {slot: epoch}."""
+    def told(self, assigned: Mapping[int, int]) -> tuple[list[int], list[int], int]:
+        """(the outbid slots, those of them behind whose fence nobody lives, the greatest epoch of these; 0: there is none),
+        under the assignments of now, {slot: epoch}."""
         for slot in [n for n, seen in self._seen.items() if seen.fence.epoch <= assigned.get(n, seen.fence.epoch)]:
             del self._seen[slot]
-        return sorted(self._seen), max([s.fence.epoch for s in self._seen.values() if s.dead], default=0)
+        deserted = {slot: seen.fence.epoch for slot, seen in self._seen.items() if seen.dead}
+        return sorted(self._seen), sorted(deserted), max(deserted.values(), default=0)

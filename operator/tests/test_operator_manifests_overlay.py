@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from manifest_inputs import PLAIN, cluster, orders, snapshot
+from plato_operator.core.children import job_overlay
 from plato_operator.manifests import OverlayError, render
 from plato_operator.manifests.overlay import overlaid
 
@@ -42,6 +43,44 @@ def test_a_sidecar_a_volume_labels_and_annotations_are_added(part: str) -> None:
     assert made["spec"]["runtimeClassName"] == "gvisor"
     assert made["metadata"]["labels"] == {**base["metadata"]["labels"], "team": "chat"}
     assert made["metadata"]["annotations"] == {**base["metadata"]["annotations"], "a": "b"}
+
+
+def job(overlay: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name and pod spec of the migration's Job."""
+    snap = snapshot(cluster({**PLAIN, "msg": {"podOverlay": overlay}}))
+    order = next(o for o in orders(snap) if o.kind == "Job")
+    return order.name, render(order, snap)["spec"]["template"]["spec"]
+
+
+def test_the_migration_takes_of_the_overlay_of_msg_what_opening_a_database_and_a_store_may_need() -> None:
+    """A private authority's certificate, above all: the Job opens the same two."""
+    plain, base = job({})
+    ca = {"name": "ca", "secret": {"secretName": "our-ca"}}
+    mount, variable = {"name": "ca", "mountPath": "/ca"}, {"name": "SSL_CERT_FILE", "value": "/ca/ca.crt"}
+    sidecar = {"name": "log", "image": "log:1", "volumeMounts": [{"name": "logs", "mountPath": "/logs"}]}
+    main = {
+        "name": "msg",
+        "env": [variable],
+        "volumeMounts": [mount, {"name": "run", "mountPath": "/more"}],
+        "ports": [],
+    }
+    name, made = job({"spec": {"volumes": [ca, {"name": "logs", "emptyDir": {}}], "containers": [main, sidecar]}})
+    assert name != plain
+    (container,) = made["containers"]
+    (before,) = base["containers"]
+    assert made["volumes"] == [*base["volumes"], ca]
+    assert container == {**before, "env": [*before["env"], variable], "volumeMounts": [*before["volumeMounts"], mount]}
+    assert job({"spec": {"containers": [sidecar]}, "metadata": {"labels": {"team": "chat"}}}) == (plain, base)
+
+
+@given(st.dictionaries(st.sampled_from(["volumes", "containers", "env"]), st.recursive(
+    st.none() | st.integers() | st.sampled_from(["msg", "ca"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["name", "env", "envFrom", "volumeMounts", "mountPath"]), inner, max_size=3),
+)))  # fmt: skip
+def test_an_odd_overlay_of_msg_is_refused_where_its_own_pod_is_made(spec: dict[str, Any]) -> None:
+    lent = job_overlay({"spec": spec})
+    assert set(lent) <= {"spec"}
 
 
 def test_lists_are_merged_by_their_key() -> None:

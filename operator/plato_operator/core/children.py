@@ -133,8 +133,40 @@ def migration(work: Work) -> str:
     cluster's; another one for each set of inputs."""
     cluster, back = work.snap.cluster, _back(work)
     claim = [cluster.identity, cluster.adopts, back["store"], work.snap.leads_to]
-    inputs = [cluster.spec.version, _common(work, MSG)["images"], back["database"], back["bus"], claim]
+    lent = job_overlay(cluster.spec.msg.pod_overlay)
+    inputs = [
+        cluster.spec.version,
+        _common(work, MSG)["images"],
+        back["database"],
+        back["bus"],
+        claim,
+        *([lent] if lent else []),
+    ]
     return f"{_migrations(work)}{hashed(inputs)[:8]}"
+
+
+def job_overlay(overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """What the migration's pod takes of msg's podOverlay, since both open the same database and store: variables of its
+    container, and its mounts with their volumes, such as a private authority's certificate. Sidecars and what else is for
+    pods that stay, are left out."""
+    spec = overlay.get("spec")
+    if not isinstance(spec, Mapping):
+        return {}
+    volumes, main = _named(spec.get("volumes")), _named(spec.get("containers")).get(MSG, {})
+    mounts = [m for m in _entries(main.get("volumeMounts")) if m.get("name") in volumes]
+    lent = {"volumeMounts": mounts, **{key: _entries(main.get(key)) for key in ("env", "envFrom")}}
+    kept = [volumes[name] for name in dict.fromkeys(m["name"] for m in mounts)]
+    found = {"volumes": kept, "containers": [{"name": "migrate", **{k: v for k, v in lent.items() if v}}]}
+    return {"spec": {key: found[key] for key in found if kept or key != "volumes"}} if any(lent.values()) else {}
+
+
+def _entries(raw: Any) -> list[Mapping[str, Any]]:
+    """Those of a list that have the shape of one; what has another is refused where msg's own pod is made."""
+    return [entry for entry in raw if isinstance(entry, Mapping)] if isinstance(raw, list) else []
+
+
+def _named(raw: Any) -> dict[Any, Mapping[str, Any]]:
+    return {name: entry for entry in _entries(raw) if isinstance(name := entry.get("name"), str)}
 
 
 def _migrations(work: Work) -> str:

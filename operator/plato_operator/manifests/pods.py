@@ -30,6 +30,7 @@ from plato.api.objects import to_object
 from plato.api.pool import GatewayPoolSpec
 from plato.api.shared import Placement, Ref, Resources
 
+from plato_operator.core.children import job_overlay
 from plato_operator.core.members import MSG_GRACE_S
 from plato_operator.core.snapshot import GATEWAY, IPCONFIG, MSG, STATE
 from plato_operator.manifests import product
@@ -173,7 +174,7 @@ def migrate_pod(ask: Ask) -> dict[str, Any]:
     for only_for_many in ("affinity", "topologySpreadConstraints"):
         if not getattr(ask.spec.msg.placement, _FIELDS[only_for_many]):
             spec.pop(only_for_many, None)
-    return _template(ask, ask.spec.version, spec, {})
+    return _template(ask, ask.spec.version, spec, job_overlay(ask.spec.msg.pod_overlay))
 
 
 _FIELDS: Final = {"affinity": "affinity", "topologySpreadConstraints": "topology_spread_constraints"}

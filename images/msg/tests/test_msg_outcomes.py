@@ -123,7 +123,7 @@ async def test_open_conversations_are_joined_by_the_first_up_while_guests_are_on
         assert members == [("alice", 0), ("guest:7", 1)]
 
 
-async def test_a_guests_repetition_is_answered_by_its_push_and_a_refusal_by_nothing(postgres_uri: str) -> None:
+async def test_a_guests_repetition_is_answered_by_its_push_and_its_shard_hears_of_a_refusal(postgres_uri: str) -> None:
     async with cluster(postgres_uri) as c:
         await c.start(guests=True)
         alice, guest = c.connect("alice"), c.connect("guest:7", 123)
@@ -134,10 +134,12 @@ async def test_a_guests_repetition_is_answered_by_its_push_and_a_refusal_by_noth
         await until(c.settled)
         await c.send(message)
         await until(c.settled)
-        await until(lambda: len(c.frames(guest)) == 2)
+        await until(lambda: len(c.frames(guest)) == 3)
         first, again = c.pushes(guest)
         assert (first.MsgID, first.Content) == (again.MsgID, again.Content)
-        assert not c.receipts(guest)
+        assert [r.code for r in c.receipts(guest)] == [Code.NOT_A_MEMBER], (
+            "its shard keeps it, no guest knows a receipt"
+        )
         assert [p.Content for p in c.pushes(alice)] == [b"x"]
         assert await c.fetch("SELECT code FROM im_outcome WHERE conversation_id = 'g:x'") == [Code.NOT_A_MEMBER]
 

@@ -271,9 +271,9 @@ async def test_a_client_that_dies_goes_on_where_it_was(cluster: LocalCluster, bi
             await both.gopher.start("-to", both.snake.user, "-listen")
             await both.gopher.online(len(both.gopher.told("live")) + 1)
         # A user is shown what is stored; the stream of a process that dies ends somewhere before.
-        both.gopher.events.clear()
         both.gopher.kill()
-        await both.gopher.wait()
+        await both.gopher.wait()  # all that it said is read: nothing of it comes behind this
+        both.gopher.events.clear()
         await both.gopher.start("-to", both.snake.user, "-listen", "-history")
         await both.gopher.online()
         assert both.gopher.told("live")[0]["resumed"]

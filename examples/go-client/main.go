@@ -75,14 +75,12 @@ func run() error {
 		},
 		Tell: func(e plato.Event) {
 			show(e)
-			if e.Kind == "settled" {
-				if e.Code >= 400 {
-					refused.Store(true)
-				}
-				select {
-				case settled <- struct{}{}:
-				default: // one is enough: whoever waits counts anew
-				}
+			if e.Kind == "settled" && e.Code >= 400 {
+				refused.Store(true)
+			}
+			select {
+			case settled <- struct{}{}:
+			default: // one is enough: whoever waits counts anew
 			}
 		},
 	})
@@ -138,7 +136,7 @@ func send(client *plato.Client) error {
 	return lines.Err()
 }
 
-// drain waits until the outbox is empty.
+// drain waits until the outbox is empty and nothing is missing before what was sent.
 func drain(ctx context.Context, client *plato.Client, settled <-chan struct{}) {
 	for {
 		left := make(chan int, 1)

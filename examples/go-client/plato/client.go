@@ -222,10 +222,11 @@ func (c *Client) Logout() {
 	})
 }
 
-// Unsettled calls fn with the number of messages in the outbox.
+// Unsettled calls fn with the number of messages in the outbox and of conversations of which rows are still to be pulled: a
+// message may have its place before what was said meanwhile has come.
 func (c *Client) Unsettled(fn func(int)) {
 	c.post(func() {
-		n := 0
+		n := len(c.gaps)
 		for _, cv := range c.convs {
 			n += len(cv.outbox)
 		}

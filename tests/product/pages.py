@@ -1,10 +1,11 @@
-"""The commands of a page of docs/, done as they stand there."""
+"""The commands and programs of a page of docs/, done as they stand there."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from plato.local.cluster import LocalCluster
@@ -22,8 +23,27 @@ def run(cluster: LocalCluster, page: str) -> str:
         env={**os.environ, "PLATO_LOCAL__DATA_DIR": str(cluster.data_dir)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def check_program(cluster: LocalCluster, page: str, folder: Path) -> None:
+    """Runs the only program of a page for alice and bob, twice: also where people have talked already, on a device that is
+    new. It has to print what the page says."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (printed,) = re.findall(r"\nprints\n\n```\n(.*?)```", text, re.DOTALL)
+    for run_of in ("first", "second"):
+        (folder / run_of).mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", program, cluster.token("alice"), cluster.token("bob"), cluster.gateways[0]],
+            cwd=folder / run_of,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert done.stdout == printed, done.stderr

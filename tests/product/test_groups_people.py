@@ -6,9 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import random
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -24,8 +21,8 @@ from tests.faults.load import Person
 from tests.faults.people import person
 from tests.faults.raw import Raw
 from tests.faults.waiting import until
+from tests.product import pages
 
-ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
     "local.shards": 2,
     "local.msgs": 2,
@@ -209,17 +206,4 @@ async def test_changes_of_a_group_are_done_once_and_alike_everywhere_while_msg_i
 
 
 def test_the_example_of_the_page_prints_what_the_page_says(town: LocalCluster, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "groups.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (printed,) = re.findall(r"\nprints\n\n```\n(.*?)```", page, re.DOTALL)
-    for run in ("first", "second"):  # also where people have talked already, on a device that is new
-        (tmp_path / run).mkdir()
-        done = subprocess.run(
-            [sys.executable, "-c", program, town.token("alice"), town.token("bob"), town.gateways[0]],
-            cwd=tmp_path / run,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
-        assert done.stdout == printed, done.stderr
+    pages.check_program(town, "groups.md", tmp_path)

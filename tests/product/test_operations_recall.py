@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,8 +16,8 @@ from plato.local.cluster import LocalCluster
 
 from tests.faults.people import person
 from tests.faults.waiting import until
+from tests.product import pages
 
-ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
     "local.msgs": 2,
     "gateway.workers": 1,
@@ -89,17 +86,4 @@ async def test_what_was_recalled_is_gone_everywhere_though_msg_is_killed(town: L
 
 
 def test_the_example_of_the_page_prints_what_the_page_says(town: LocalCluster, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (printed,) = re.findall(r"\nprints\n\n```\n(.*?)```", page, re.DOTALL)
-    for run in ("first", "second"):  # also where people have talked already, on a device that is new
-        (tmp_path / run).mkdir()
-        done = subprocess.run(
-            [sys.executable, "-c", program, town.token("alice"), town.token("bob"), town.gateways[0]],
-            cwd=tmp_path / run,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
-        assert done.stdout == printed, done.stderr
+    pages.check_program(town, "messages.md", tmp_path)

@@ -300,7 +300,9 @@ class PostgresServer(Server):
             pwfile.unlink(missing_ok=True)
         if code != 0:
             reason = _best_line(child.output(), ("initdb: error:", "FATAL:", "cannot start"))
-            raise ServerError(f"PostgreSQL's data folder {self.data} cannot be made: {reason}")
+            # The reason is the system's word, as PostgreSQL tells it in the C locale.
+            remedy = "; make room, or name another folder with --data-dir" if "No space left" in reason else ""
+            raise ServerError(f"PostgreSQL's data folder {self.data} cannot be made: {reason}{remedy}")
         new.rename(self.data)
 
     async def _clear_leftovers(self) -> None:

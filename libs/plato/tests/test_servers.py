@@ -173,6 +173,17 @@ async def test_postgres_tells_a_lost_password_in_words(postgres: PostgresServer)
     await postgres.stop()
 
 
+async def test_a_disk_without_room_for_the_data_folder_is_told_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    initdb = tmp_path / "initdb"
+    initdb.write_text("#!/bin/sh\necho 'FATAL:  could not write: No space left on device' >&2\nexit 1\n")
+    initdb.chmod(0o755)
+    monkeypatch.setattr("plato.local.servers.postgres_binary", lambda _: initdb)
+    with pytest.raises(ServerError, match="No space left on device; make room, or name another folder"):
+        await PostgresServer(tmp_path / "pg", free_port()).start()
+
+
 @pytest.mark.parametrize("kind", ["postgres", "valkey"])
 async def test_a_taken_port_is_told_in_words(kind: str, postgres: PostgresServer, tmp_path: Path) -> None:
     server = postgres if kind == "postgres" else ValkeyServer(tmp_path / "valkey", free_port())

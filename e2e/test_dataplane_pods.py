@@ -368,8 +368,9 @@ def test_every_process_reports_to_who_has_the_token(operator: Operator) -> None:
         assert (said["worker_id"], said["lease"], said["epoch_seen"]) == (10 + index, True, operator.record.epoch)
         assert said["uid"] == operator.record.gateways[f"edge-{index}"].uid
     said = report(operator, "plato-s0-0", names.STATE_ADMIN_PORT)
-    nothing = {"loading": [], "released": [], "outbid": [], "deserted": []}
-    assert said["slots"] == {"acquired": [[0, 511]], **nothing, "fence": 0}
+    assert said["slots"] == {
+        "acquired": [[0, 511]], "loading": [], "released": [], "outbid": [], "deserted": [], "fence": 0,
+    }  # fmt: skip
     said = report(operator, "plato-msg-0", names.MSG_HTTP_PORT)
     assert (said["worker_id"], said["lease"]) == (600, True)
 

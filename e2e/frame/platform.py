@@ -169,10 +169,14 @@ class Platform:
         self.kube.done("scale", "gwpool", self.pool, f"--replicas={gateways}")
 
     def wait_gateways(self, count: int, deadline_s: float) -> None:
-        """Waits until exactly so many gateways are there, and all of them serve."""
+        """Waits until exactly the first so many gateways are there, and all of them serve.
+
+        By number, as a roll leaves one out for a moment: then as many are there as after a scale that has not begun.
+        """
+        wanted = set(range(count))
 
         def there() -> bool:
-            return len(self.serving()) == count == len(self.pods("gateway"))
+            return _numbers(self.serving()) == wanted == _numbers(self.pods("gateway"))
 
         wait_for(f"{count} gateways serve, and no other is left", there, deadline_s, seen=self.state)
 
@@ -200,6 +204,11 @@ class Platform:
     def rows(self) -> Sequence[checker.Row]:
         """Every message in the database."""
         return asyncio.run(looking.rows_of(self.dependencies.database_uri, self.schema))
+
+
+def _numbers(pods: Sequence[Object]) -> set[int]:
+    """The numbers at the end of a StatefulSet's pods' names."""
+    return {int(str(pod["metadata"]["name"]).rpartition("-")[2]) for pod in pods}
 
 
 def pod_ready(pod: Object) -> bool:

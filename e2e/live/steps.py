@@ -95,6 +95,7 @@ def roll(stage: Stage) -> None:
     platform, began = stage.platform, time.monotonic()
     tag = platform.images.next_tag
     with stage.step("roll the image"):
+        gateways = len(platform.pods("gateway"))
         platform.patch({"version": tag})
 
         def rolled() -> bool:
@@ -103,6 +104,7 @@ def roll(stage: Stage) -> None:
             return all(image.endswith(f":{tag}") for image in images) and platform.is_ready()
 
         wait_for(f"every pod runs {tag}", rolled, 360, seen=platform.state)
+        platform.wait_gateways(gateways, 60)  # the last one's new pod may not be there yet
     assert stage.moved(began)["redirect"] > 0, "nobody was on a gateway that was replaced"
 
 

@@ -71,6 +71,7 @@ type Client struct {
 	tokenRefused bool
 	avoid        string // address of a gateway that said it closes
 	replaced     bool   // the first connection was replaced while a REDIRECT's second one was about to commit
+	held         *Event // the first connection's loss, told only if that second one fails
 
 	queue []func() // sends and tells of this round, after its transaction
 	stop  error

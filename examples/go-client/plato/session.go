@@ -133,7 +133,7 @@ func (c *Client) commit(l *link) {
 		c.live.conn.close() // a REDIRECT's first one; what was on its way here the Sync brings
 	}
 	c.live, c.next = l, nil
-	c.seek.on, c.replaced, c.avoid = false, false, ""
+	c.seek.on, c.replaced, c.avoid, c.held = false, false, "", nil
 	l.phase, l.since = live, c.now
 	c.store.setSession(Session{l.connID, l.secret})
 	c.store.setServed(address(l.gateway))
@@ -153,15 +153,27 @@ func (c *Client) lose(l *link, why error) {
 		c.next = nil
 		c.seek.on = true // at the next gateway
 		c.seek.failed++
+		c.tellHeld()
 	case c.live:
 		c.live = nil
 		c.gone(l)
-		c.tell(Event{Kind: "lost", Gateway: l.gateway.Name, Why: why.Error()})
+		c.held = &Event{Kind: "lost", Gateway: l.gateway.Name, Why: why.Error()}
+		if c.next == nil || c.next.phase != syncing { // else a REDIRECT's second one is about to commit, and nothing is lost
+			c.tellHeld()
+		}
 	default:
 		return // closed before
 	}
 	c.log("%s: %v", address(l.gateway), why)
 	l.conn.close()
+}
+
+// tellHeld says that the connection is lost after all.
+func (c *Client) tellHeld() {
+	if c.held != nil {
+		c.tell(*c.held)
+		c.held = nil
+	}
 }
 
 // forget: the session is done, only a login helps. The outbox and the cursors stay.
@@ -200,6 +212,7 @@ func (c *Client) refused(l *link, r *wire.Refusal) {
 		}
 		c.lose(l, r)
 	case act == wire.LogIn && l.resume:
+		c.tellHeld()
 		c.forget()
 		c.begin(l)
 	case act == wire.LogIn:

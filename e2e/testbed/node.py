@@ -277,6 +277,8 @@ class Node:
             "imageGCHighThresholdPercent": 99,
             "imageGCLowThresholdPercent": 98,
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+            # A pod is looked at again this often, and gets a changed Secret then: a minute by default.
+            "syncFrequency": "15s",
             "nodeStatusUpdateFrequency": "4s",
             "nodeLeaseDurationSeconds": 20,
             "maxPods": 60,

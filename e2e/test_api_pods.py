@@ -147,7 +147,8 @@ def test_what_is_for_operators_is_not_there_and_what_is_for_people_is_nowhere_el
             for headers in ({}, {"Authorization": f"Bearer {token}"}):
                 assert who.ask("GET", path, headers=headers).status_code == 404, path
     assert Api(platform, authority).ask("GET", "/openapi.json").status_code == 200
-    pod = platform.pods("msg")[0]["metadata"]["name"]
+    ready = next(each for each in platform.pods("msg") if pod_ready(each))  # the other one may still start
+    pod = ready["metadata"]["name"]
     internal = f"/api/v1/namespaces/{platform.kube.namespace}/pods/http:{pod}:8903/proxy"
     assert '"ready":true' in platform.kube.done("get", "--raw", f"{internal}/readyz").replace(" ", "")
     refused = platform.kube.run("get", "--raw", f"{internal}/v1/conversations")

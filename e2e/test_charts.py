@@ -330,6 +330,7 @@ def test_o18_a_field_of_the_newer_chart_is_kept_after_an_upgrade(
     wanted = {**given, "spec": {**given["spec"], "networkPolicy": True}}
     kube.helm("install", "definitions", str(chart_of_definitions(tmp_path, tag, "networkPolicy")), "--wait")
     kube.done("wait", "--for=condition=Established", f"crd/{definition}", "--timeout=30s")
+    wait_for("the kind is served", lambda: kube.run("get", definition).returncode == 0, 30)
     refused = kube.run("apply", "-f", "-", given=wanted)
     assert refused.returncode != 0
     assert 'unknown field "spec.networkPolicy"' in refused.stderr

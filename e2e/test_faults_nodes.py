@@ -256,9 +256,12 @@ def test_o01_an_image_that_does_not_exist_and_then_the_good_one(stage: Stage) ->
     stage.platform.wait_gateways(3, STARTS_S)
     after = stage.uids()
     assert {n: u for n, u in after.items() if n != name} == {n: u for n, u in before.items() if n != name}
-    wait_for("the repair is told", lambda: stage.condition("Degraded").get("status") == "True", 15)
-    assert stage.condition("Degraded")["reason"] == "BrokenRevisionRepaired"
-    assert name in stage.condition("Degraded")["message"]
+
+    def told() -> bool:
+        its = stage.condition("Degraded")
+        return its.get("status") == "True" and its["reason"] == "BrokenRevisionRepaired" and name in its["message"]
+
+    wait_for("the repair is told", told, 15, seen=lambda: stage.condition("Degraded"))
 
 
 def test_o02_o16_one_more_than_nodes_waits_is_explained_and_goes_at_once(stage: Stage) -> None:

@@ -146,6 +146,12 @@ class Space:
         """What a command inside the pod prints."""
         return kubectl("-n", self.name, "exec", name, "--", *words)
 
+    def terminate(self, name: str) -> None:
+        """SIGTERM to its first process, by a command inside, which may be ended with it: whether it came, its end shows."""
+        words = ("python3", "-c", "import os, signal; os.kill(1, signal.SIGTERM)")
+        command = ["kubectl", "--kubeconfig", KUBECONFIG, "-n", self.name, "exec", name, "--", *words]
+        subprocess.run(command, capture_output=True, timeout=90, check=False)
+
 
 @pytest.fixture(scope="module")
 def space() -> Iterator[Space]:
@@ -159,6 +165,8 @@ def space() -> Iterator[Space]:
         "-",
         given={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}},
     )
+    account = ("-n", name, "get", "serviceaccount", "default", "--ignore-not-found", "-o", "name")
+    until(lambda: kubectl(*account), 30, lambda: f"{name} gets no default ServiceAccount")  # no pod is taken before
     yield Space(name, images)
     kubectl("delete", "namespace", name, "--wait=false")
 
@@ -304,7 +312,7 @@ def test_sigterm_ends_process_one(space: Space, migrated: dict[str, str], servic
     probe = {"periodSeconds": 1, "httpGet": {"path": "/healthz", "port": ADMIN_PORTS[service]}}
     space.start(name, service, env=_env(settings), readinessProbe=probe)
     space.ready(name)
-    space.execute(name, "python3", "-c", "import os, signal; os.kill(1, signal.SIGTERM)")
+    space.terminate(name)
     assert space.ended(name, within_s=15) == 0, space.logs(name)
     assert "Traceback" not in space.logs(name)
 

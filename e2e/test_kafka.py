@@ -17,7 +17,7 @@ from plato.client import Client
 from plato.local.kafka import KafkaServer, new_id
 
 from e2e.frame.dependencies import Dependencies
-from e2e.frame.kube import Kube
+from e2e.frame.kube import Kube, wait_for
 from e2e.frame.platform import Images, Platform
 from e2e.live import scene
 from e2e.testbed.layout import HOST_IP, Layout
@@ -121,5 +121,9 @@ def test_a_broker_that_dies_in_the_middle_costs_no_message(
 
     asyncio.run(asyncio.wait_for(talk(), 240))
     platform.wait_ready(120)
-    said = platform.kube.condition("PlatoCluster", platform.name, "DependenciesReady")
-    assert said["status"] == "True", said
+    wait_for(
+        "what it depends on is ready",
+        lambda: platform.kube.holds("PlatoCluster", platform.name, "DependenciesReady"),
+        60,
+        seen=platform.state,
+    )

@@ -196,9 +196,15 @@ def test_a_role_lets_pods_read_one_config_map(world: Snapshot) -> None:
             send(order, world)
     account = f"--as=system:serviceaccount:{world.cluster.namespace}:demo"
     for verb in ("get", "list", "watch"):
-        assert "yes" in kubectl(
-            "auth", "can-i", verb, "configmaps/demo-topology", account, "-n", world.cluster.namespace
-        )
+        words = ("auth", "can-i", verb, "configmaps/demo-topology", account, "-n", world.cluster.namespace)
+
+        def may(words: tuple[str, ...] = words) -> bool:  # the API server learns of a Role a moment after it took it
+            asked = subprocess.run(
+                ["kubectl", "--kubeconfig", KUBECONFIG, *words], capture_output=True, text=True, timeout=60, check=False
+            )
+            return asked.stdout.strip() == "yes"
+
+        wait_for(f"it may {verb}", may, 20)
 
 
 async def test_a_namespace_that_refuses_pods_is_quoted(world: Snapshot) -> None:
@@ -224,6 +230,9 @@ async def test_a_namespace_that_refuses_pods_is_quoted(world: Snapshot) -> None:
             "spec": spec,
         }
         kubectl("create", "-f", "-", given=quota)
+        # Until it is counted, pods are refused in other words.
+        hard = ("get", "resourcequota", "none", "-n", namespace, "-o", "jsonpath={.status.hard.pods}")
+        wait_for("the quota is counted", lambda: kubectl(*hard) == "0")
     sts = json.loads(kubectl("create", "-o", "json", "-f", "-", given=made, warns=restricted))
     found_at = Configuration()
     await config.load_kube_config(KUBECONFIG, client_configuration=found_at)  # type: ignore[no-untyped-call]  # as generated

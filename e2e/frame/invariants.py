@@ -24,10 +24,13 @@ from kubernetes.dynamic import DynamicClient
 from plato.api import names
 from plato.topology.record import DRAINING, LEAVING, SLOTS, Topology
 from plato.topology.stored import unpack
+from urllib3.exceptions import HTTPError
 
 from e2e.frame.kube import Kube, Object
 
 WATCH_S: Final = 3
+ORPHANS_S: Final = 15.0
+"""Within so many seconds Kubernetes takes away what an owner that has just gone left."""
 OUTSIDE: Final = ("Evicted",)
 """Reasons of drains that are not our doing."""
 CHILDREN: Final = (
@@ -78,7 +81,13 @@ class Guard:
 
     def check(self) -> None:
         """Raises AssertionError with what was found wrong since the last check."""
-        found, self._found = [*self._found, *self._owners()], []
+        orphans = self._owners()
+        end = time.monotonic() + ORPHANS_S
+        while orphans and time.monotonic() < end:  # those of an owner that has just gone are on their way out
+            time.sleep(0.3)
+            there = {o["metadata"]["uid"] for o in children(self._kube, self._cluster).values()}
+            orphans = {uid: words for uid, words in orphans.items() if uid in there}
+        found, self._found = [*self._found, *orphans.values()], []
         assert not found, "\n".join(found)
 
     def _run(self) -> None:
@@ -94,7 +103,7 @@ class Guard:
                     version = event["raw_object"]["metadata"]["resourceVersion"]
                     if event["type"] in ("ADDED", "MODIFIED"):
                         self._look(unpack(event["raw_object"]))
-            except (ApiException, OSError):
+            except (ApiException, HTTPError, OSError):  # HTTPError: a connection that broke in the middle
                 version = ""
                 self._stop.wait(0.2)  # not at once again; and not longer than the test
 
@@ -138,14 +147,15 @@ class Guard:
         if count - going > most:
             self._found.append(f"epoch {record.epoch}: {count - going} gateways of {pool} are drained, {most} may be")
 
-    def _owners(self) -> list[str]:
+    def _owners(self) -> dict[str, str]:
+        """{uid: words} of children whose controller is none of ours that lives."""
         found = children(self._kube, self._cluster)
         living = {o["metadata"]["uid"] for (kind, _), o in found.items() if kind in OURS}
-        wrong = []
+        wrong: dict[str, str] = {}
         for key, made in found.items():
             owner = next((o for o in made["metadata"].get("ownerReferences") or () if o.get("controller")), None)
             if key[0] != "PlatoCluster" and (owner is None or owner["uid"] not in living):
-                wrong.append(f"{key} is controlled by {owner}")
+                wrong[made["metadata"]["uid"]] = f"{key} is controlled by {owner}"
         return wrong
 
 

@@ -25,6 +25,7 @@ from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 from plato.api import names
 from plato.topology.record import SERVING, Topology
 from plato.topology.stored import unpack
+from urllib3.exceptions import HTTPError
 
 from e2e.frame.kube import Object
 
@@ -122,7 +123,7 @@ class ObjectPods:
         while not self._stop.wait(self.step_s):
             try:
                 self._step(pods, maps)
-            except (ApiException, OSError) as e:
+            except (ApiException, HTTPError, OSError) as e:  # HTTPError: a connection that broke in the middle
                 self.troubles.append(repr(e))
 
     def _step(self, pods: Any, maps: Any) -> None:

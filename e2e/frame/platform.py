@@ -127,8 +127,9 @@ class Platform:
         """Waits until the operator has nothing to do for the newest generations: no roll and no drain is under way."""
 
         def settled() -> bool:
-            pool = self.kube.holds("GatewayPool", self.pool, "Reconciling", "False")
-            return pool and self.kube.holds("PlatoCluster", self.name, "Reconciling", "False")
+            # In this order: a cluster that says so of its newest spec has written the pool's, which is looked at then.
+            cluster = self.kube.holds("PlatoCluster", self.name, "Reconciling", "False")
+            return cluster and self.kube.holds("GatewayPool", self.pool, "Reconciling", "False")
 
         wait_for(f"nothing is under way in {self.name}", settled, deadline_s, seen=self.state)
 

@@ -95,16 +95,17 @@ def roll(stage: Stage) -> None:
     platform, began = stage.platform, time.monotonic()
     tag = platform.images.next_tag
     with stage.step("roll the image"):
-        gateways = len(platform.pods("gateway"))
+        counts = {each: len(platform.pods(each)) for each in ("gateway", "state", "msg", "ipconfig")}
         platform.patch({"version": tag})
 
         def rolled() -> bool:
-            components = ("gateway", "state", "msg", "ipconfig")
-            images = {c["image"] for each in components for p in platform.pods(each) for c in p["spec"]["containers"]}
-            return all(image.endswith(f":{tag}") for image in images) and platform.is_ready()
+            found = {each: platform.pods(each) for each in counts}
+            images = {c["image"] for pods in found.values() for p in pods for c in p["spec"]["containers"]}
+            there = all(len(pods) >= counts[each] for each, pods in found.items())  # none is missing for a moment
+            return there and all(image.endswith(f":{tag}") for image in images) and platform.is_ready()
 
         wait_for(f"every pod runs {tag}", rolled, 360, seen=platform.state)
-        platform.wait_gateways(gateways, 60)  # the last one's new pod may not be there yet
+        platform.wait_gateways(counts["gateway"], 60)  # the last one's new pod may not serve yet
     assert stage.moved(began)["redirect"] > 0, "nobody was on a gateway that was replaced"
 
 
@@ -237,15 +238,13 @@ def stop_msg(stage: Stage) -> None:
         try:
 
             def noticed() -> bool:
-                for pid in _msg_pids(platform):  # kubelet may have begun another one
-                    os.kill(pid, signal.SIGSTOP)
+                _signal_msg(platform, signal.SIGSTOP)  # each time: kubelet may have begun another one
                 return platform.kube.condition("PlatoCluster", platform.name, "Ready").get("status") == "False"
 
             wait_for("Ready is False without msg", noticed, NOT_READY_S, seen=platform.state)
             print(f"  Ready was False {time.monotonic() - began:.0f} s after msg stood still", flush=True)
         finally:
-            for pid in _msg_pids(platform):
-                os.kill(pid, signal.SIGCONT)
+            _signal_msg(platform, signal.SIGCONT)
 
 
 def quiet(stage: Stage) -> None:
@@ -289,6 +288,12 @@ def _written(stage: Stage, last_s: float) -> list[str]:
 def _node_ready(platform: Platform, name: str) -> bool:
     node = platform.kube.get("Node", name)
     return node is not None and pod_ready(node)
+
+
+def _signal_msg(platform: Platform, number: signal.Signals) -> None:
+    for pid in _msg_pids(platform):
+        with contextlib.suppress(ProcessLookupError):  # kubelet ended it meanwhile
+            os.kill(pid, number)
 
 
 def _msg_pids(platform: Platform) -> list[int]:

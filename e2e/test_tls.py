@@ -62,6 +62,7 @@ def platform(
     put(kube, "inside", authority, INTERNAL)
     put(kube, "outside", authority, NAME)
     made.create(SPEC)
+    made.wait_gateways(2, 120)  # Ready does not wait for one that is just starting, and it is to have people
     return made
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from e2e.testbed.layout import Layout
 
+_RECEIVED = '"requestReceivedTimestamp":"'
+
 
 @dataclass(frozen=True)
 class Write:
@@ -34,6 +36,9 @@ def writes(layout: Layout, since: str = "") -> Iterator[Write]:
         for line in log:
             if not line.endswith("\n"):
                 return  # it is being written
+            told = line.rpartition(_RECEIVED)[2].partition('"')[0]
+            if told < since:
+                continue  # the log is long, and reading all of it each time would disturb what is looked at
             event = json.loads(line)
             target = event.get("objectRef", {})
             at = event["requestReceivedTimestamp"]

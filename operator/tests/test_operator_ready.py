@@ -273,7 +273,7 @@ def migrating(snap: Snapshot, **fields: object) -> Snapshot:
 
 
 def test_a_migration_that_does_not_end_says_where_its_words_are(settled: Snapshot) -> None:
-    """The wrong host of a database is tried for a minute, in which the Job says nothing; nor is it msg that is down."""
+    """While the wrong host of a database is tried the Job says nothing; nor is it msg that is down."""
     found = told(one_pass(migrating(settled)))
     assert (found["DependenciesReady"].reason, found["Ready"].reason) == ("Migrating", "Migrating")
     assert "kubectl logs" not in found["Ready"].message

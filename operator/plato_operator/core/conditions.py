@@ -20,7 +20,7 @@ from plato.topology.record import DRAINING, LEAVING, LOST, SLOTS, Gateway
 from plato.topology.slots import counts, left, members, spans
 from plato.topology.worker_ids import held
 
-from plato_operator.core.children import hashes, migrated, migration_job, wanted
+from plato_operator.core.children import MIGRATION_WAIT_S, hashes, migrated, migration, migration_job, wanted
 from plato_operator.core.drains import FORCE_AFTER_MS
 from plato_operator.core.moves import outbid, wanted_weights
 from plato_operator.core.orders import Apply, Gate, Remove
@@ -34,6 +34,8 @@ STALE_AFTER_S = 30
 """A gateway whose epoch is older than the record's by this many seconds is behind (epochs are Unix seconds)."""
 MOST_DRAINS = 50
 MOST_QUOTED = 300
+MOST_TOLD = 1_500
+"""Of the words of a program that say what to do."""
 MOST_WORDS = 2_000
 """Of a condition's message: a field of 100 KB that is quoted must not make a status that is refused, pass after pass."""
 REFUSALS = ("InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "NameTaken", "ApplyRefused")
@@ -277,7 +279,16 @@ def _not_alone(work: Work) -> str:
         return work.snap.shared
     code, words = (0, "") if migrated(work) else _last_try(work)
     told = "the migration found the mark of another PlatoCluster; its log names it"
-    return (words or told) if code == EXIT_NOT_ALONE else ""
+    return f"{(words or told)[:MOST_TOLD]}. {_anew(work)}" if code == EXIT_NOT_ALONE else ""
+
+
+def _anew(work: Work) -> str:
+    """How to go on once the cause of a failed migration is mended."""
+    delete = f"kubectl delete job -n {work.snap.cluster.namespace} {migration(work)}"
+    return (
+        "A change of the spec, of that annotation or of the host, port or database in a Secret is tried at once, by a new"
+        f" Job; for what was mended elsewhere, delete the failed one: `{delete}`"
+    )
 
 
 def refusal(work: Work, kind: str = "PlatoCluster", name: str = "") -> tuple[str, str] | None:
@@ -308,7 +319,8 @@ def _trying(work: Work) -> str:
     if not long:
         return ""
     words = "the migration of the database has not ended yet: it may have much to do, or the database does not answer, which"
-    return f"{words} is tried again for a minute; `kubectl logs -n {work.snap.cluster.namespace} {long}` says which"
+    logs = f"kubectl logs -n {work.snap.cluster.namespace} {long}"
+    return f"{words} is tried again for {MIGRATION_WAIT_S} s; `{logs}` says which"
 
 
 def _version(work: Work, rolling: bool) -> str:

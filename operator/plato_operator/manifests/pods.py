@@ -30,7 +30,7 @@ from plato.api.objects import to_object
 from plato.api.pool import GatewayPoolSpec
 from plato.api.shared import Placement, Ref, Resources
 
-from plato_operator.core.children import job_overlay
+from plato_operator.core.children import MIGRATION_WAIT_S, job_overlay
 from plato_operator.core.members import MSG_GRACE_S
 from plato_operator.core.snapshot import GATEWAY, IPCONFIG, MSG, STATE
 from plato_operator.manifests import product
@@ -161,7 +161,7 @@ def migrate_pod(ask: Ask) -> dict[str, Any]:
     container = {
         "name": "migrate",
         **_image(ask.spec, MSG, ask.spec.version),
-        "command": ["python3", "-m", "plato.cli", "db", "migrate"],
+        "command": ["python3", "-m", "plato.cli", "db", "migrate", "--wait-s", str(MIGRATION_WAIT_S)],
         "env": [*_backing(ask.spec), *claim],
         "resources": _resources("migrate", Resources()),
         "securityContext": _HARDENED,

@@ -60,7 +60,7 @@ async def migrate_when_it_answers(
     One that answers is given RUN_S.
 
     cluster: "<namespace>/<name>" of the PlatoCluster that the schema and the store are marked with, as its own; empty: no
-    mark is set or asked for. adopts: whose mark it may replace.
+    mark is set or asked for. adopts: whose marks it may replace, with commas between.
     Raises SettingsError for what waiting does not mend (NotAlone: schema or store are another cluster's), and Unavailable.
     """
     from plato.adapters import schema_pg

@@ -281,14 +281,14 @@ def _not_alone(work: Work) -> str:
         return work.snap.shared
     code, words = (0, "") if migrated(work) else _last_try(work)
     told = "the migration found the mark of another PlatoCluster; its log names it"
-    return f"{(words or told)[:MOST_TOLD]}. {_anew(work)}" if code == EXIT_NOT_ALONE else ""
+    return f"{(words or told)[:MOST_TOLD]}; {_anew(work)}" if code == EXIT_NOT_ALONE else ""
 
 
 def _anew(work: Work) -> str:
     """How to go on once the cause of a failed migration is mended."""
     delete = f"kubectl delete job -n {work.snap.cluster.namespace} {migration(work)}"
     return (
-        "A change of the spec, of that annotation or of the host, port or database in a Secret is tried at once, by a new"
+        "a change of the spec, of that annotation or of the host, port or database in a Secret is tried at once, by a new"
         f" Job; for what was mended elsewhere, delete the failed one: `{delete}`"
     )
 

@@ -26,8 +26,8 @@ ENDED = ("Failed", "Succeeded")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The PlatoCluster of this pass. adopts: its annotation plato.im/adopt, the "<namespace>/<name>" of a PlatoCluster whose
-    schema and store it takes over."""
+    """The PlatoCluster of this pass. adopts: its annotation plato.im/adopt, the "<namespace>/<name>" of each PlatoCluster
+    whose schema or store it takes over, with commas between."""
 
     name: str
     namespace: str

@@ -290,6 +290,30 @@ def test_a_schema_or_store_of_another_cluster_is_a_condition_in_the_migrations_o
     assert by_type(of_cluster(one_pass(done)))["Stalled"] == ("False", "NotStalled")
 
 
+@pytest.mark.parametrize("part", [MSG, STATE])
+@pytest.mark.parametrize("migrated", [True, False])
+def test_a_pod_that_a_secret_led_to_another_cluster_is_a_condition_in_its_own_words(
+    settled: Snapshot, part: str, migrated: bool
+) -> None:
+    """It restarted before the Job had looked, or another cluster took the place over since. Told while it does not run: what
+    it ended with once says nothing of a pod that runs again."""
+    words_ = "database plato at db:5432, schema 'plato', belongs to PlatoCluster im/demo, and more " + "x" * 400
+    said = f"CrashLoopBackOff: back-off 40s restarting failed container={part} pod=x(y): plato-{part}: {words_}"
+    name = min(n for n, p in settled.pods.items() if p.component == part)
+    gone = replace(settled.pods[name], ready=False, running=False, exit_code=EXIT_NOT_ALONE, trouble=said)
+    jobs = settled.children if migrated else child(settled, "Job", job(settled), succeeded=0)
+    strayed = replace(settled, pods={**settled.pods, name: gone}, children=jobs)
+    found = of_cluster(one_pass(strayed))
+    for type_, status in (("Ready", "False"), ("DependenciesReady", "False"), ("Stalled", "True")):
+        assert by_type(found)[type_] == (status, "NotAlone")
+        assert words(found, type_) == f"{name} found, when it was started last: {words_}"
+    for other in ({"running": True}, {"running": True, "ready": True}, {"exit_code": 4}, {"deleting": True}):
+        mended = replace(strayed, pods={**settled.pods, name: replace(gone, **other)})
+        assert by_type(of_cluster(one_pass(mended)))["Stalled"] == ("False", "NotStalled")
+    silent = replace(strayed, pods={**settled.pods, name: replace(gone, trouble="CrashLoopBackOff")})
+    assert words(of_cluster(one_pass(silent)), "Stalled").endswith("the mark of another PlatoCluster; its log names it")
+
+
 def test_a_missing_secret_is_named(settled: Snapshot) -> None:
     found = of_cluster(one_pass(replace(settled, missing_secrets=("db/uri",))))
     assert by_type(found)["DependenciesReady"] == by_type(found)["Ready"] == ("False", "SecretMissing")

@@ -81,6 +81,9 @@ def test_what_pods_get_by_environment_are_settings(spec: dict[str, Any]) -> None
         env = {e["name"]: e.get("value", "x") for e in container["env"]}
         for secret in ("PLATO_DATABASE__URI", "PLATO_STORE__URL"):
             assert (secret in env) == (part in ("state", "msg", "migrate"))
+        # Whoever is led to a database or store by a Secret knows whose mark it must find there.
+        assert env.get("PLATO_CLUSTER") == ("im/demo" if "PLATO_STORE__URL" in env else None)
+        assert env.get("PLATO_ADOPT") is None
         read = load(Path("/dev/null"), environ=env)  # an unknown name, or a value out of bounds, is an error
         if part != "migrate":
             assert (read.process.name, read.process.uid) == ("demo-s0" if part == "state" else "x", "x")

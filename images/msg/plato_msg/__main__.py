@@ -11,6 +11,7 @@ import time
 from functools import partial
 
 from plato.adapters import bus as buses
+from plato.adapters import owner as owners
 from plato.adapters.blobs import blob_store
 from plato.adapters.pg import Database
 from plato.adapters.shards_grpc import GrpcShards
@@ -64,6 +65,7 @@ async def main(settings: Settings) -> int:
     secret = hooks.secret(settings.msg.hook_secret_file)
     uri, schema = settings.database.uri, settings.database.schema_name
     why = ["starting"]
+    checked = asyncio.Event()
     info: dict[str, str] = {}
     database = Database(uri, schema, size=PIPELINE_CONNECTIONS)
     reads = Database(uri, schema, size=READ_CONNECTIONS)
@@ -153,7 +155,7 @@ async def main(settings: Settings) -> int:
             not_serving,
             [
                 report.route(settings, service.report),
-                *group_http.routes(settings, groups),
+                *group_http.routes(settings, groups, lambda: why[0]),
                 *([] if own_port is not None else [Mount("", api)]),
             ],
             # No reason to be unready: without the bus nothing new is stored, but people read what is.
@@ -172,13 +174,18 @@ async def main(settings: Settings) -> int:
 
     async def serve() -> None:
         await _wait_for_dependencies(settings, store, why, info)
+        checked.set()
         if no_keys:
             log.warning("the HTTP API refuses every token until the next start", reason=no_keys)
         await told.begin()
         await service.run()
 
+    async def sweep() -> None:
+        await checked.wait()  # until then the database may be another cluster's
+        await files.run()
+
     try:
-        tasks = {"topology": topology.run(), "msg": serve(), "attachments": files.run(), "hooks": told.run()}
+        tasks = {"topology": topology.run(), "msg": serve(), "attachments": sweep(), "hooks": told.run()}
         settle = None
         if own_port is not None:
             tasks["api"] = own_port.run()
@@ -232,13 +239,15 @@ async def _open(key: str, host: str, number: int, server: admin.HttpServer | por
 
 
 async def _wait_for_dependencies(settings: Settings, store: ValkeyStore, why: list[str], info: dict[str, str]) -> None:
-    """Checks what we depend on and waits for what is away; raises SettingsError for what waiting does not help."""
+    """Checks what we depend on and waits for what is away; raises SettingsError for what waiting does not help;
+    NotAlone where one of them is another PlatoCluster's, before anything is written there."""
     log = logs.get("msg")
+    own = owners.of_environment()
     while True:
         try:
-            found = await buses.check(settings)
+            found = await buses.check(settings, own)
             durability = found.durability
-            await store.check()
+            await store.check(own)
             break
         except Unavailable as e:
             if why[0] != str(e):

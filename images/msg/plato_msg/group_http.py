@@ -4,7 +4,8 @@
     POST /admin/v1/groups/members    {"name", "add"?, "remove"?, "key"?}      changes one: removes, then adds
     GET  /admin/v1/groups?name=&after=&limit=                                 shows one, a page of its members by id
 
-Answers: 200 with {"conversation_id", "code", "message", "pending"}; 202 where some of it is pending; 400, 404, 409, 503.
+Answers: 200 with {"conversation_id", "code", "message", "pending"}; 202 where some of it is pending; 400, 404, 409; 503,
+also until database and store were found to be ours.
 A key names the order: repeated with the same key it is done once.
 """
 
@@ -37,8 +38,8 @@ class _Bad(Exception):
     """The request is wrong; says how."""
 
 
-def routes(settings: Settings, groups: Groups) -> list[Route]:
-    """The routes, behind the admin tokens."""
+def routes(settings: Settings, groups: Groups, not_ready: Callable[[], str]) -> list[Route]:
+    """The routes, behind the admin tokens. not_ready: why neither database nor bus may be used yet; "" once they may."""
     guard = report.guard(settings)
 
     def guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -46,12 +47,14 @@ def routes(settings: Settings, groups: Groups) -> list[Route]:
             refused = guard(request)
             if refused is not None:
                 return refused
+            if why := not_ready():
+                return _later(why)
             try:
                 return await answer(request)
             except _Bad as e:
                 return JSONResponse({"error": str(e)}, status_code=400)
             except Unavailable as e:
-                return JSONResponse({"error": f"try again: {e}"}, status_code=503, headers={"Retry-After": "1"})
+                return _later(str(e))
 
         return answered
 
@@ -89,6 +92,10 @@ def routes(settings: Settings, groups: Groups) -> list[Route]:
         Route(PATH, guarded(show), methods=["GET"]),
         Route(MEMBERS_PATH, guarded(change), methods=["POST"]),
     ]
+
+
+def _later(why: str) -> JSONResponse:
+    return JSONResponse({"error": f"try again: {why}"}, status_code=503, headers={"Retry-After": "1"})
 
 
 async def _body(request: Request) -> dict[str, Any]:

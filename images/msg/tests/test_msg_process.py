@@ -20,13 +20,17 @@ import yaml
 from msg_harness import until, up
 from plato.adapters import topology_file
 from plato.adapters.bus_pg import PgBusProducer
+from plato.adapters.owner import Owner
 from plato.adapters.pg import Database
 from plato.adapters.schema_pg import migrate
+from plato.adapters.valkey import ValkeyStore
+from plato.api.names import EXIT_NOT_ALONE
 from plato.core.codes import Code
 from plato.core.conversations import partition_of
 from plato.topology.record import Msg, Topology, even_ranges
 from plato.wire.v1 import client_pb2 as wire
 from plato.wire.v1 import msg_pb2, msg_pb2_grpc
+from redis import Redis
 
 PARTITIONS = 8
 UID = "uid-1"
@@ -65,12 +69,18 @@ class Setup:
         )
         topology_file.write(self.folder / "topology.json", topology)
 
-    async def start(self) -> asyncio.subprocess.Process:
+    async def start(self, **more: str) -> asyncio.subprocess.Process:
         path = self.folder / "plato.yaml"
         path.write_text(yaml.safe_dump(self.settings), encoding="utf-8")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PLATO_")}
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "plato_msg", "--settings", str(path), stderr=asyncio.subprocess.PIPE, env=environment
+            sys.executable,
+            "-m",
+            "plato_msg",
+            "--settings",
+            str(path),
+            stderr=asyncio.subprocess.PIPE,
+            env={**environment, **more},
         )
         self.processes.append(process)
         return process
@@ -185,6 +195,42 @@ async def test_what_cannot_start_says_so_in_one_line(setup: Setup, broken: Break
     assert ":wrong" not in lines[0]
 
 
+@pytest.mark.parametrize("where", ["schema", "store"])
+async def test_what_belongs_to_another_cluster_is_refused_before_anything_is_written(setup: Setup, where: str) -> None:
+    """Somebody edits the Secret, and a pod restarts before any Job has looked: it would write messages among theirs."""
+    theirs, prefix = Owner("im/demo"), setup.settings["store"]["key_prefix"]
+    await migrate(setup.uri, setup.schema, PARTITIONS, theirs if where == "schema" else None)
+    store = await ValkeyStore.connect(setup.settings["store"]["url"], prefix)
+    if where == "store":
+        await store.claim(theirs)
+    await store.close()
+
+    async def written() -> tuple[list[bytes], str]:
+        with Redis.from_url(setup.settings["store"]["url"]) as held:
+            keys = sorted(held.keys(f"{prefix}*"))
+        connection = await asyncpg.connect(setup.uri)
+        # The bus is noted by whoever checks a schema first; with a store that is another's, the schema is still its own.
+        of_theirs = f"SELECT * FROM {setup.schema}.meta WHERE key <> 'bus' OR $1 ORDER BY key"
+        rows = str(await connection.fetch(of_theirs, where == "schema"))
+        await connection.close()
+        return keys, rows
+
+    before = await written()
+    setup.name_it()
+    process = await setup.start(PLATO_CLUSTER="shop/demo")
+    async with asyncio.timeout(30):
+        _, stderr = await process.communicate()
+    assert process.returncode == EXIT_NOT_ALONE, stderr
+    last = stderr.decode().splitlines()[-1]
+    assert last.startswith("plato-msg: ")
+    for words in (where, "belongs to PlatoCluster im/demo", "give shop/demo another", "correct the Secret"):
+        assert words in last
+    assert await written() == before
+    if where == "schema":  # its own mark there, and none in the store
+        await setup.start(PLATO_CLUSTER="im/demo")
+        await until(setup.ready)
+
+
 async def test_it_waits_in_words_for_a_schema_that_is_migrated_beside_it(setup: Setup) -> None:
     setup.name_it()
     process = await setup.start()
@@ -194,6 +240,9 @@ async def test_it_waits_in_words_for_a_schema_that_is_migrated_beside_it(setup: 
             return "plato db migrate" in (await setup.get("/readyz"))[1]
 
         await until(says_so)
+        status, body = await setup.get("/admin/v1/groups?name=x")  # a door of its own, which writes
+        assert status == 503
+        assert "plato db migrate" in body
         assert (await setup.get("/healthz"))[0] == 200
         await migrate(setup.uri, setup.schema, PARTITIONS)
         await until(setup.ready)

@@ -8,6 +8,7 @@ import asyncio
 import sys
 
 from plato.adapters import bus as buses
+from plato.adapters import owner as owners
 from plato.adapters.msg_grpc import GrpcMsgs
 from plato.adapters.pg import Database
 from plato.adapters.shards_grpc import GrpcShards
@@ -104,12 +105,14 @@ async def main(settings: Settings) -> int:
 
 
 async def _check(settings: Settings, store: ValkeyStore, waiting_for: list[str], info: dict[str, str]) -> None:
-    """Waits until the store and the database answer and fit; says what an ACK promises (R11). Raises SettingsError."""
+    """Waits until the store and the database answer and fit; says what an ACK promises (R11). Raises SettingsError;
+    NotAlone where one of them is another PlatoCluster's, before anything is written there."""
     log = logs.get("main")
+    own = owners.of_environment()
     while waiting_for:
         try:
-            await store.check()
-            found = await buses.check(settings)
+            await store.check(own)
+            found = await buses.check(settings, own)
             info["durability"] = found.durability.promise
             log.info(found.durability.promise, durability=found.durability.level)
             for warning in found.warnings:

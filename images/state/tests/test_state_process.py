@@ -16,14 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import grpc
 import pytest
 from plato.adapters import schema_pg, tokens, topology_file
+from plato.adapters.owner import Owner
 from plato.adapters.valkey import ValkeyStore
+from plato.api.names import EXIT_NOT_ALONE
 from plato.core import frames
 from plato.topology.record import Shard, Topology, even_ranges
 from plato.wire.v1 import client_pb2 as pb
 from plato.wire.v1 import state_pb2, state_pb2_grpc
+from redis import Redis
 from state_harness import ALL_SLOTS, BEGIN, DATA, END, OPENED, Received, command, unpack, up
 
 PREFIX = "state-process:"
@@ -219,6 +223,42 @@ async def test_settings_that_cannot_work_are_told_in_one_line(
     assert process.returncode == 2
     assert len(lines) == 1, err
     assert words in lines[0]
+
+
+@pytest.mark.parametrize("where", ["schema", "store"])
+async def test_what_belongs_to_another_cluster_is_refused_before_anything_is_written(
+    place: Place, postgres_uri: str, where: str
+) -> None:
+    """Somebody edits the Secret, and a pod restarts before any Job has looked. Its fences would be greater than theirs."""
+    theirs, prefix = Owner("im/demo"), f"{PREFIX}{where}:"
+    place.environment |= {"PLATO_DATABASE__SCHEMA_NAME": f"state_{where}", "PLATO_STORE__KEY_PREFIX": prefix}
+    await schema_pg.migrate(postgres_uri, f"state_{where}", 4, theirs if where == "schema" else None)
+    store, connection = await ValkeyStore.connect(place.valkey_url, prefix), await asyncpg.connect(postgres_uri)
+    try:
+        if where == "store":
+            await store.claim(theirs)
+
+        async def written() -> tuple[list[bytes], str]:
+            with Redis.from_url(place.valkey_url) as held:
+                keys = sorted(held.keys(f"{prefix}*"))
+            return keys, str(await connection.fetch(f"SELECT * FROM state_{where}.meta ORDER BY key"))
+
+        before = await written()
+        process = await place.run("u1", PLATO_CLUSTER="shop/demo")
+        _, err = await asyncio.wait_for(process.communicate(), 30)
+        assert process.returncode == EXIT_NOT_ALONE, err
+        last = err.decode().splitlines()[-1]
+        assert last.startswith("plato-state: ")
+        for words in (where, "belongs to PlatoCluster im/demo", "give shop/demo another", "correct the Secret"):
+            assert words in last
+        assert await written() == before
+        if where == "store":  # its own mark there, and none in the database
+            process = await place.run("u1", PLATO_CLUSTER="im/demo")
+            await place.ready()
+            await end(process)
+    finally:
+        await store.close()
+        await connection.close()
 
 
 async def test_it_waits_in_words_for_a_schema_that_is_migrated_beside_it(place: Place, postgres_uri: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from plato.adapters import schema_pg
 from plato.adapters.bus_pg import PgBusProducer, PgBusReader
+from plato.adapters.owner import Owner
 from plato.adapters.pg import Database
 from plato.adapters.schema_pg import Durability
 from plato.runtime.settings import Settings
@@ -74,8 +75,9 @@ async def prepare(settings: Settings) -> str:
     return f"{KafkaConfig(settings.bus).where()}: topic {settings.bus.topic}, {topic.partitions} partitions"
 
 
-async def check(settings: Settings) -> Found:
-    """Whether database and bus can be used, and what they promise. Raises SettingsError and Unavailable."""
+async def check(settings: Settings, owner: Owner | None = None) -> Found:
+    """Whether database and bus can be used, by this owner if there is one, and what they promise. Raises SettingsError
+    (NotAlone: another one's) and Unavailable."""
     uri, schema, partitions = settings.database.uri, settings.database.schema_name, settings.bus.partitions
     topic: Topic | None = None
     if settings.bus.type == "kafka":
@@ -83,7 +85,8 @@ async def check(settings: Settings) -> Found:
         from plato.adapters.bus_kafka_topic import look
 
         topic = await look(KafkaConfig(settings.bus), partitions, settings.gateway.max_frame_bytes)
-    await schema_pg.check(uri, schema, partitions, topic.identity if topic is not None else schema_pg.POSTGRES_BUS)
+    bus = topic.identity if topic is not None else schema_pg.POSTGRES_BUS
+    await schema_pg.check(uri, schema, partitions, bus, owner)
     database = await schema_pg.durability(uri)
     if topic is None:
         return Found(database)

@@ -91,9 +91,8 @@ async def migrate(
                 await connection.execute(f'SET LOCAL search_path TO "{schema}"')
                 version = await _version(connection, schema)
                 await _refuse_newer(connection, version, uri)
-                if owner is not None and version:
-                    held = await connection.fetchval("SELECT value FROM meta WHERE key = 'cluster'")
-                    owner.check(held, f"{_where(uri)}, schema {schema!r},", "database.schema")
+                if version:
+                    await _refuse_another(connection, owner, uri, schema)
                 if claim_more is not None:
                     await claim_more()
                 for number in sorted(files):
@@ -116,12 +115,13 @@ async def migrate(
     return max(version, newest)
 
 
-async def check(uri: str, schema: str, partitions: int, bus: str = POSTGRES_BUS) -> int:
+async def check(uri: str, schema: str, partitions: int, bus: str = POSTGRES_BUS, owner: Owner | None = None) -> int:
     """The database's schema version, if this program fits it.
 
     A newer one fits if its migration says so. bus: whose positions the database keeps (POSTGRES_BUS, or a topic's identity);
-    the first one that is asked about stays.
-    Raises SettingsError in words: newer schema, other number of partitions, another bus, refused password, unknown database.
+    the first one that is asked about stays. owner: for whom this program runs; in another one's schema nothing is written.
+    Raises SettingsError in words: newer schema, other number of partitions, another bus, refused password, unknown database;
+    NotAlone: another one's.
     Raises Unavailable while the server is away; NotMigrated, which is one, while the schema is missing or older.
     """
     connection = await _open(uri, schema)
@@ -130,6 +130,7 @@ async def check(uri: str, schema: str, partitions: int, bus: str = POSTGRES_BUS)
             version = await _version(connection, schema)
             if version == 0:
                 raise NotMigrated(f"{_where(uri)} holds no schema {schema!r} yet; run `plato db migrate` first")
+            await _refuse_another(connection, owner, uri, schema)
             await _refuse_newer(connection, version, uri)
             if version < code_version():
                 raise NotMigrated(
@@ -239,6 +240,13 @@ async def _store(connection: Connection, key: str, value: str) -> None:
         key,
         value,
     )
+
+
+async def _refuse_another(connection: Connection, owner: Owner | None, uri: str, schema: str) -> None:
+    """Raises NotAlone for a schema with another one's mark."""
+    if owner is not None:
+        held = await connection.fetchval("SELECT value FROM meta WHERE key = 'cluster'")
+        owner.check(held, f"{_where(uri)}, schema {schema!r},", "database.schema")
 
 
 async def _refuse_newer(connection: Connection, version: int, uri: str) -> None:

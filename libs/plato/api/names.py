@@ -55,7 +55,10 @@ GATE_SERVING: Final = "plato.im/serving"
 
 
 EXIT_NOT_ALONE: Final = 3
-"""Exit code of `plato db migrate` where schema or store belong to another PlatoCluster."""
+"""Exit code of `plato db migrate`, msg and state where schema or store belong to another PlatoCluster."""
+ENV_CLUSTER: Final = "PLATO_CLUSTER"
+"""Variable with the identity of the PlatoCluster that msg, state and the migration run for. No setting: an older image,
+which would refuse one that it does not know, passes it over."""
 
 
 def cluster_identity(namespace: str, cluster: str) -> str:

@@ -16,15 +16,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from plato.api.names import EXIT_NOT_ALONE
 from plato.runtime import logs
-from plato.runtime.settings import Settings, SettingsError, load
+from plato.runtime.settings import NotAlone, Settings, SettingsError, load
 
 _PR_SET_PDEATHSIG = 1
 
 GC_AFTER = 20_000
 """New objects between two looks for garbage in cycles."""
 
-CANNOT_START = 3
+CANNOT_START = 4
 """Exit code: a port, a folder or another thing of this machine is not as the settings say."""
 
 
@@ -125,7 +126,7 @@ def collect_rarely() -> None:
 def run(name: str, main: Callable[[Settings], Coroutine[Any, Any, int]]) -> int:
     """Runs a service's main: parses --settings, loads, configures logs, runs. Returns the exit code.
 
-    A SettingsError (2) and a StartError (CANNOT_START) are one line on standard error.
+    A SettingsError (2; NotAlone: EXIT_NOT_ALONE) and a StartError (CANNOT_START) are one line on standard error.
     """
     # A container's first process gets no signal that it has not asked for: without this, one before the loop is lost.
     signal.signal(signal.SIGTERM, _interrupted)
@@ -140,7 +141,7 @@ def run(name: str, main: Callable[[Settings], Coroutine[Any, Any, int]]) -> int:
         return asyncio.run(main(settings))
     except SettingsError as e:
         print(f"{name}: {e}", file=sys.stderr)
-        return 2
+        return EXIT_NOT_ALONE if isinstance(e, NotAlone) else 2
     except StartError as e:
         print(f"{name}: {e}", file=sys.stderr)
         return CANNOT_START

@@ -10,12 +10,17 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from plato.adapters import schema_pg
+from plato.adapters.owner import of_environment
+from plato.adapters.valkey import ValkeyStore
 from plato.api.names import EXIT_NOT_ALONE
 from plato.cli import app
+from plato.runtime.settings import NotAlone
 from redis import Redis
 
 Migrate = Callable[..., tuple[int, str]]
 SCHEMAS = ("own_a", "own_b")
+REMEDIES = ("database.schema", "store.keyPrefix")
 
 
 @pytest.fixture
@@ -121,6 +126,37 @@ def test_without_a_cluster_nothing_is_marked_or_asked(migrate: Migrate, postgres
     assert migrate("im/demo")[0] == 0  # one that ran before there were marks
     assert marks(postgres_uri, valkey_url) == ("im/demo", "im/demo")
     assert migrate("")[0] == 0
+
+
+def test_who_starts_reads_the_marks_and_goes_on_where_they_are_its_own_or_none(
+    migrate: Migrate, postgres_uri: str, valkey_url: str
+) -> None:
+    """None: not migrated yet, which the check of the schema tells, or older than marks. Another's counts before all else: an
+    older schema of theirs is not waited for."""
+
+    async def look(cluster: str, schema: str, prefix: str) -> list[str]:
+        """What the database and the store say; "" for consent."""
+        store, said = await ValkeyStore.connect(valkey_url, prefix), []
+        own = of_environment({"PLATO_CLUSTER": cluster})
+        for asked in (schema_pg.check(postgres_uri, schema, 64, owner=own), store.check(own)):
+            try:
+                await asked
+                said.append("")
+            except (NotAlone, schema_pg.NotMigrated) as e:
+                said.append(f"{type(e).__name__}: {e}")
+        await store.close()
+        return said
+
+    assert migrate("im/demo")[0] == migrate("", schema="own_b")[0] == 0
+    for free in (("im/demo", "own_a", "own-a:"), ("shop/demo", "own_b", "own-b:"), ("", "own_a", "own-a:")):
+        assert asyncio.run(look(*free)) == ["", ""]
+    asyncio.run(_run(postgres_uri, "update own_a.meta set value = '1' where key = 'schema_version'"))
+    for said, remedy in zip(asyncio.run(look("shop/demo", "own_a", "own-a:")), REMEDIES, strict=True):
+        assert said.startswith("NotAlone: ")
+        assert f"give shop/demo another {remedy}, or correct the Secret that leads there" in said
+    assert asyncio.run(look("shop/demo", "own_none", "own-b:"))[0].startswith("NotMigrated: ")
+    assert marks(postgres_uri, valkey_url, "own_b", "own-b:") == (None, None)
+    assert of_environment({"PLATO_CLUSTER": ""}) is None
 
 
 def test_nothing_is_marked_while_the_store_is_away(migrate: Migrate, postgres_uri: str, valkey_url: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from plato.api.names import EXIT_NOT_ALONE
 from plato.runtime import admin
 from plato.runtime.process import CANNOT_START, PartEnded, forever
 from plato.runtime.settings import SettingsError, load
@@ -26,7 +27,7 @@ from starlette.routing import Route
 _SERVICE = """
 import asyncio, sys
 from plato.runtime import logs
-from plato.runtime.settings import SettingsError
+from plato.runtime.settings import NotAlone, SettingsError
 from plato.runtime.process import StartError, run, until_stopped
 
 async def main(settings):
@@ -41,6 +42,8 @@ async def main(settings):
     what = settings.process.name
     if what == "port":
         raise StartError("state.port: cannot listen on 127.0.0.1:1; set another one")
+    if what == "astray":
+        raise NotAlone("it belongs to PlatoCluster im/demo")
     log.info("serving", conn_id=2**60, msg_id=7, trace_id=b"\\x01\\xff", user="ü")
     log.debug("not shown")
     if what == "late":
@@ -185,6 +188,12 @@ def test_a_machine_that_cannot_serve_is_one_line_and_a_code_of_its_own() -> None
     code, log = end(start("port"))
     assert code == CANNOT_START
     assert log == ["service: state.port: cannot listen on 127.0.0.1:1; set another one"]
+
+
+def test_another_clusters_place_has_the_migrations_code_and_nothing_else_has_it() -> None:
+    """The operator reads by it why a pod ended."""
+    assert end(start("astray")) == (EXIT_NOT_ALONE, ["service: it belongs to PlatoCluster im/demo"])
+    assert len({EXIT_NOT_ALONE, CANNOT_START, 0, 1, 2}) == 5
 
 
 @pytest.mark.parametrize(

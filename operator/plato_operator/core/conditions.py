@@ -252,10 +252,10 @@ def _dependencies(work: Work) -> tuple[bool | None, str, str]:
         return None, "Migrating", trying
     if missing:
         return False, "SecretMissing", f"create in this namespace: {', '.join(sorted(missing))}"
-    if migrated(work):
-        return True, "Found", "the named Secrets and keys exist, and the database has this version's schema"
     if alone := _not_alone(work):
         return False, "NotAlone", alone
+    if migrated(work):
+        return True, "Found", "the named Secrets and keys exist, and the database has this version's schema"
     if job is not None and job.failed:
         logs = f"kubectl logs -n {work.snap.cluster.namespace} job/{job.name}"
         words = f"the migration of the database failed {job.failed} times: see `{logs}`; it is tried some 12 times, and anew"
@@ -276,12 +276,13 @@ def _last_try(work: Work) -> tuple[int, str]:
 
 def _not_alone(work: Work) -> str:
     """In words, whose the database schema or the store is, where that is another PlatoCluster; empty: nobody else's. What
-    two clusters name alike in one namespace is seen beforehand, the rest by the marks that the migration finds."""
+    two clusters name alike in one namespace is seen beforehand, the rest by the marks that the migration finds, or a pod
+    that started before it has looked."""
     if work.snap.shared:
         return work.snap.shared
     code, words = (0, "") if migrated(work) else _last_try(work)
     told = "the migration found the mark of another PlatoCluster; its log names it"
-    return f"{(words or told)[:MOST_TOLD]}; {_anew(work)}" if code == EXIT_NOT_ALONE else ""
+    return f"{(words or told)[:MOST_TOLD]}; {_anew(work)}" if code == EXIT_NOT_ALONE else _led_astray(work)
 
 
 def _anew(work: Work) -> str:
@@ -291,6 +292,17 @@ def _anew(work: Work) -> str:
         "a change of the spec, of that annotation or of the host, port or database in a Secret is tried at once, by a new"
         f" Job; for what was mended elsewhere, delete the failed one: `{delete}`"
     )
+
+
+def _led_astray(work: Work) -> str:
+    """The last words of a pod of msg or state that found another's mark and does not run since; empty: of none. It says
+    "last": once the mark or the Secret is mended, Kubernetes may take five minutes to start it again."""
+    for pod in sorted(work.snap.pods.values(), key=lambda p: p.name):
+        if pod.component in (MSG, STATE) and pod.exit_code == EXIT_NOT_ALONE and not (pod.running or pod.deleting):
+            _, said, words = pod.trouble.rpartition(f"plato-{pod.component}: ")
+            told = " ".join(words.split()) if said else "the mark of another PlatoCluster; its log names it"
+            return f"{pod.name} found, when it was started last: {told}"
+    return ""
 
 
 def refusal(work: Work, kind: str = "PlatoCluster", name: str = "") -> tuple[str, str] | None:

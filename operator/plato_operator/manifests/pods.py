@@ -111,7 +111,7 @@ def state_pod(ask: Ask) -> dict[str, Any]:
     """Template of a shard's only pod."""
     state = ask.spec.state
     env = [
-        *_identity(ask), *_backing(ask.spec), *_auth(ask.spec), *_text(
+        *_identity(ask), *_backing(ask), *_auth(ask.spec), *_text(
             PLATO_STATE__HOST=_ANYWHERE, PLATO_STATE__ADMIN_HOST=_ANYWHERE,
             PLATO_STATE__RESUME_WINDOW_MS=state.resume_window_seconds * 1000,
         ),
@@ -126,7 +126,7 @@ def msg_pod(ask: Ask) -> dict[str, Any]:
     """Template of the message service's pods."""
     msg = ask.spec.msg
     env = [
-        *_identity(ask), *_backing(ask.spec), *_auth(ask.spec),
+        *_identity(ask), *_backing(ask), *_auth(ask.spec),
         *_text(PLATO_MSG__HOST=_ANYWHERE, PLATO_MSG__HTTP_HOST=_ANYWHERE),
     ]  # fmt: skip
     extras = product.of_msg(ask.spec)
@@ -156,13 +156,12 @@ def migrate_pod(ask: Ask) -> dict[str, Any]:
     """Template of the Job that brings the database to this version, and marks it and the store as this cluster's. It runs
     where msg may run, and asks no API."""
     cluster = ask.snap.cluster
-    # No settings, which an image that does not know them would refuse: such a one migrates, and marks nothing.
-    claim = _text(PLATO_CLUSTER=cluster.identity, **({"PLATO_ADOPT": cluster.adopts} if cluster.adopts else {}))
+    adopt = _text(PLATO_ADOPT=cluster.adopts) if cluster.adopts else []
     container = {
         "name": "migrate",
         **_image(ask.spec, MSG, ask.spec.version),
         "command": ["python3", "-m", "plato.cli", "db", "migrate", "--wait-s", str(MIGRATION_WAIT_S)],
-        "env": [*_backing(ask.spec), *claim],
+        "env": [*_backing(ask), *adopt],
         "resources": _resources("migrate", Resources()),
         "securityContext": _HARDENED,
         "terminationMessagePolicy": "FallbackToLogsOnError",  # a condition quotes the last words
@@ -359,8 +358,9 @@ def _identity(ask: Ask) -> list[dict[str, Any]]:
     return found
 
 
-def _backing(spec: PlatoClusterSpec) -> list[dict[str, Any]]:
-    """Database, bus and store."""
+def _backing(ask: Ask) -> list[dict[str, Any]]:
+    """Database, bus and store, and whose mark they must carry."""
+    spec = ask.spec
     uri, url = spec.database.uri, spec.store.url
     found = [_from_secret("PLATO_DATABASE__URI", uri.name, uri.key)]
     found += _text(PLATO_DATABASE__SCHEMA_NAME=spec.database.schema, PLATO_BUS__PARTITIONS=spec.bus.partitions)
@@ -371,7 +371,8 @@ def _backing(spec: PlatoClusterSpec) -> list[dict[str, Any]]:
         )  # fmt: skip
     found.append(_from_secret("PLATO_STORE__URL", url.name, url.key))
     found += _text(PLATO_STORE__KEY_PREFIX=spec.store.key_prefix) if spec.store.key_prefix else []
-    return found
+    # No setting, which an image that does not know it would refuse: such a one marks nothing, and asks for no mark.
+    return [*found, *_text(PLATO_CLUSTER=ask.snap.cluster.identity)]
 
 
 def _auth(spec: PlatoClusterSpec) -> list[dict[str, Any]]:

@@ -42,10 +42,13 @@ class ValkeyStore:
         """
         return cls(Client(url), prefix)
 
-    async def check(self) -> None:
-        """Says whether this store can be used. Raises SettingsError (wrong password, too old, evicts keys: waiting does not
-        help) or Unavailable (it does not answer now), each in one line."""
+    async def check(self, owner: Owner | None = None) -> None:
+        """Says whether this store can be used, by this owner if there is one. Raises SettingsError (wrong password, too old,
+        evicts keys; NotAlone: another one's; waiting does not help) or Unavailable (it does not answer now), each in one
+        line."""
         await self._client.check()
+        if owner is not None:
+            await self._mark.check(owner)
 
     async def claim(self, owner: Owner) -> None:
         """Marks the keys with this prefix as the owner's. Raises NotAlone for another one's, and Unavailable."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from plato.adapters.owner import Owner
-from plato.adapters.valkey.client import Client, Script, evaluate
+from plato.adapters.valkey.client import Client, Script, command, evaluate
 
 # Key: the mark. Arguments: who claims, and each whose it adopts. Answers whose it is now; run twice, it answers the same.
 _CLAIM: Final = Script("""
@@ -26,10 +26,18 @@ class ValkeyMark:
     def __init__(self, client: Client, prefix: str) -> None:
         self._client = client
         self._prefix = prefix
+        self._key = f"{prefix}{{cluster}}"
 
     async def claim(self, owner: Owner) -> None:
         """Marks them as the owner's. Raises NotAlone for another one's, and Unavailable."""
-        key = f"{self._prefix}{{cluster}}"
-        (held,) = await self._client.run([evaluate(_CLAIM, [key], [owner.cluster, *owner.adopted])])
+        (held,) = await self._client.run([evaluate(_CLAIM, [self._key], [owner.cluster, *owner.adopted])])
+        self._compare(owner, held)
+
+    async def check(self, owner: Owner) -> None:
+        """Raises NotAlone where they are marked as another one's, and Unavailable. Writes nothing."""
+        (held,) = await self._client.run([command("GET", self._key)])
+        self._compare(owner, held)
+
+    def _compare(self, owner: Owner, held: bytes | None) -> None:
         what = f"store {self._client.where}, key prefix {self._prefix!r},"
-        owner.check(held.decode(errors="replace"), what, "store.keyPrefix")
+        owner.check(None if held is None else held.decode(errors="replace"), what, "store.keyPrefix")

@@ -79,14 +79,15 @@ class BadResource(Exception):
 
 @dataclass(slots=True)
 class _Secrets:
-    """What the last look at the Secrets found, for which cluster. admin is None while there is none of this very cluster."""
+    """What the last look at the Secrets found, for which cluster. admin is None while there is none of this very cluster.
+    cas: the ca.crt of each Secret for internal TLS that the spec names, or that a pod shows."""
 
     at: float = float("-inf")
     cluster: tuple[str, object] = ("", None)
     missing: tuple[str, ...] = ()
     odd_keys: tuple[str, ...] = ()
     access: Access = field(default_factory=Access)
-    ca: bytes = b""
+    cas: Mapping[str, bytes] = field(default_factory=dict)
     admin: Object | None = None
     leads_to: str = ""
 
@@ -122,10 +123,13 @@ class Observer:
             elif kind == "StateShard":
                 shards[name] = _read(lambda o: reading.shard(o, cluster.uid), kind, found)
         pods = {name: reading.pod(found, pools, nodes) for (kind, name), found in objects.items() if kind == "Pod"}
-        secrets = await self._look_at_secrets(cluster)
+        internal = cluster.spec.tls.internal
+        targets = _targets(pods, internal.name if internal is not None else reading.SOME)
+        shown = frozenset(t.tls for t in targets.values()) - {"", reading.SOME}
+        secrets = await self._look_at_secrets(cluster, shown)
         if secrets.admin is not None:
             objects["Secret", admin_secret_name(cluster.name)] = secrets.admin
-        reports = await self._reports.refresh(_targets(pods), _urgent(self._topology, pods), secrets.access)
+        reports = await self._reports.refresh(targets, _urgent(self._topology, pods), secrets.access)
         now_ms = int(time.time() * 1000)
         topology, version = await self._record(cluster)
         live = await self._live(doubts(topology, pods))
@@ -194,14 +198,16 @@ class Observer:
         found = await _all([self._kube.get("Pod", self._namespace, name) for name in order])
         return {n: reading.meta(o).get("uid", "") if o is not None else "" for n, o in zip(order, found, strict=True)}
 
-    async def _look_at_secrets(self, cluster: Cluster) -> _Secrets:
-        """Which Secrets or keys are missing, the report's tokens, the CA of internal TLS."""
+    async def _look_at_secrets(self, cluster: Cluster, shown: frozenset[str]) -> _Secrets:
+        """Which Secrets or keys are missing, the report's tokens, the CAs of internal TLS: of the spec, and of those Secrets
+        that pods which run were given."""
         seen, of = self._secrets, (cluster.uid, cluster.spec)
-        if time.monotonic() - seen.at < SECRETS_S and seen.cluster == of and seen.admin is not None:
+        known = seen.admin is not None and shown <= seen.cas.keys()
+        if time.monotonic() - seen.at < SECRETS_S and seen.cluster == of and known:
             return seen
         wanted = dict(_wanted_secrets(cluster))
         admin = admin_secret_name(cluster.name)
-        names = sorted({*wanted, admin})
+        names = sorted({*wanted, *shown, admin})
         secrets = dict(
             zip(names, await _all([self._kube.get("Secret", self._namespace, name) for name in names]), strict=True)
         )
@@ -219,15 +225,22 @@ class Observer:
             odd_keys = tuple(key for key in held if PurePath(key).suffix not in KEY_SUFFIXES)
             if len(odd_keys) == len(held):
                 missing.append(f"{keys_ref.name}/<kid>.pem or {keys_ref.name}/<kid>.key")
+        # One that is not in the spec any more is shown by the pods of before, which are asked until they have rolled.
         internal = cluster.spec.tls.internal
-        ca = _decoded(secrets[internal.name], "ca.crt") if internal is not None else b""
-        # Taken out of the spec, the pods before still show what it had signed, and are asked until they have rolled.
-        tls = seen.access.tls if ca == seen.ca or internal is None else None
-        if ca and tls is None:
-            try:
-                tls = ssl.create_default_context(cadata=ca.decode("ascii"))
-            except (ssl.SSLError, UnicodeDecodeError, ValueError):
-                missing.append(f"{internal.name if internal else ''}/ca.crt (it is no certificate)")
+        named = {internal.name} if internal is not None else set()
+        cas = {name: _decoded(secrets[name], "ca.crt") for name in sorted(shown | named)}
+        tls: dict[str, ssl.SSLContext] = {}
+        for name, ca in cas.items():
+            there = seen.access.tls.get(name)
+            if there is not None and ca in (b"", seen.cas.get(name)):  # gone: what pods show was signed by what it was
+                tls[name], cas[name] = there, seen.cas[name]
+            elif ca:
+                try:
+                    tls[name] = ssl.create_default_context(cadata=ca.decode("ascii"))
+                except (ssl.SSLError, UnicodeDecodeError, ValueError):
+                    missing.append(f"{name}/ca.crt (it is no certificate)")
+            elif name not in named:
+                missing.append(f"{name}/ca.crt (until the pods that have it mounted are replaced)")
         found = secrets[admin]
         if found is not None and _of_an_earlier(found, cluster):
             found = None  # it is being collected, and its tokens with it
@@ -239,7 +252,7 @@ class Observer:
         # One that is missing for the moment leads nowhere else: no Job is made for that.
         leads_to = _place(*places) if all(places) else seen.leads_to if seen.cluster == of else ""
         self._secrets = _Secrets(
-            time.monotonic(), of, tuple(missing), odd_keys, Access(tokens, tls), ca, found, leads_to
+            time.monotonic(), of, tuple(missing), odd_keys, Access(tokens, tls), cas, found, leads_to
         )
         return self._secrets
 
@@ -318,19 +331,21 @@ def _decoded(secret: Object | None, key: str) -> bytes:
         return b""
 
 
-def _targets(pods: Mapping[str, Pod]) -> dict[str, Target]:
-    """Whom to ask: processes that run and answer /v1/report."""
+def _targets(pods: Mapping[str, Pod], internal: str) -> dict[str, Target]:
+    """Whom to ask: processes that run and answer /v1/report. internal: the Secret of the spec, by whose CA those are asked
+    whose own template names none."""
     found = {}
     for name, pod in pods.items():
         host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
         if not pod.running or not pod.ip:
             continue
+        tls = internal if pod.tls == reading.SOME else pod.tls
         if pod.component == GATEWAY and pod.endpoint is not None and pod.endpoint.admin:
-            found[name] = Target(pod.uid, pod.endpoint.admin, pod.tls)
+            found[name] = Target(pod.uid, pod.endpoint.admin, tls)
         elif pod.component == STATE:
-            found[name] = Target(pod.uid, f"{host}:{STATE_ADMIN_PORT}", pod.tls)
+            found[name] = Target(pod.uid, f"{host}:{STATE_ADMIN_PORT}", tls)
         elif pod.component == MSG:
-            found[name] = Target(pod.uid, f"{host}:{MSG_HTTP_PORT}", pod.tls)
+            found[name] = Target(pod.uid, f"{host}:{MSG_HTTP_PORT}", tls)
     return found
 
 

@@ -27,12 +27,15 @@ from plato.api.objects import from_object
 from plato.api.pool import GatewayPoolSpec
 from plato.api.shard import StateShardSpec
 
+from plato_operator.core.children import TLS_VOLUME
 from plato_operator.core.snapshot import GATEWAY, Child, Cluster, Endpoint, Node, Pod, Pool, Shard
 
 Object = Mapping[str, Any]
 
 LABEL_JOB: Final = "batch.kubernetes.io/job-name"
 LABEL_ZONE: Final = "topology.kubernetes.io/zone"
+SOME: Final = "?"
+"""In Pod.tls: by some CA, of no Secret."""
 BARRING: Final = ("node-role.kubernetes.io/control-plane", "node.kubernetes.io/out-of-service")
 """Taints: of nodes that no gateway was placed on, and of those that a person has declared dead."""
 
@@ -155,7 +158,7 @@ def pod(obj: Object, pools: Mapping[str, Pool], nodes: Mapping[str, Object] | No
         endpoint=_endpoint(obj, pools.get(owner), host) if component == GATEWAY else None,
         version=notes(obj).get(ANNOTATION_VERSION, ""), trouble=_trouble(obj, component),
         exit_code=int(_ended(obj, component).get("exitCode", 0)),
-        tls="PLATO_TLS__INTERNAL_DIR" in _env(obj, component),
+        tls=_internal_secret(obj) if "PLATO_TLS__INTERNAL_DIR" in _env(obj, component) else "",
     )  # fmt: skip
 
 
@@ -198,6 +201,13 @@ def _env(obj: Object, container: str) -> Mapping[str, str]:
     containers: list[Object] = (obj.get("spec") or {}).get("containers") or []
     main = next((c for c in containers if c.get("name") == container), containers[0] if containers else {})
     return {e["name"]: e["value"] for e in main.get("env") or () if isinstance(e.get("value"), str)}
+
+
+def _internal_secret(obj: Object) -> str:
+    """Name of the Secret that it has mounted for internal TLS; SOME where an overlay put another kind of volume there."""
+    volumes: Iterable[Object] = (obj.get("spec") or {}).get("volumes") or ()
+    found = (v.get("secret") or {} for v in volumes if v.get("name") == TLS_VOLUME)
+    return next((str(secret.get("secretName", "")) for secret in found), "") or SOME
 
 
 def _number(env: Mapping[str, str], name: str, default: int) -> int:

@@ -43,21 +43,22 @@ _log = logs.get("reports")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A process to ask: the uid that its answer must carry, host:port of its admin port, and whether it speaks TLS there:
-    while spec.tls.internal is set or taken away, pods of both kinds run, and a roll goes by what they report."""
+    """A process to ask: the uid that its answer must carry, host:port of its admin port, and the Secret by whose CA it
+    speaks TLS there, empty for plain text: while spec.tls.internal is set, changed or taken away, both kinds run, and
+    a roll goes by what they report."""
 
     uid: str
     at: str
-    tls: bool = False
+    tls: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to ask: bearer tokens to try in turn, none while they are not known, and the context of internal TLS, None while
-    its CA is not known."""
+    """How to ask: bearer tokens to try in turn, none while they are not known, and the contexts of internal TLS by the
+    name of the Secret whose CA is known."""
 
     tokens: Sequence[str] = ()
-    tls: ssl.SSLContext | None = None
+    tls: Mapping[str, ssl.SSLContext] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -137,16 +138,17 @@ class Reports:
             seen.task = None
 
     async def _fetch(self, target: Target, access: Access) -> Any:
-        if target.tls and access.tls is None:
+        context = access.tls.get(target.tls)
+        if target.tls and context is None:
             raise ValueError(
-                "not asked: the CA of tls.internal is not known, and in plain text others would read the token"
+                f"not asked: ca.crt of Secret {target.tls} is not known, and in plain text others would read the token"
             )
         url = f"{'https' if target.tls else 'http'}://{target.at}{PATH}"
         status = 0
         for token in access.tokens:
             async with self._session.get(
                 url, headers={"Authorization": f"Bearer {token}"}, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-                allow_redirects=False, ssl=access.tls or True, server_hostname=INTERNAL_NAME if target.tls else None,
+                allow_redirects=False, ssl=context or True, server_hostname=INTERNAL_NAME if target.tls else None,
             ) as answer:  # fmt: skip
                 status = answer.status
                 if status == 200:

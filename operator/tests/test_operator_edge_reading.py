@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import ssl
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,15 +13,15 @@ import aiohttp
 import pytest
 import yaml
 from plato.topology.record import Gateway, Topology, dumps, even_ranges
-from plato_operator import crds, reading
+from plato_operator import crds, observe, reading
 from plato_operator.core.orders import Apply
 from plato_operator.core.plan import one_pass
 from plato_operator.core.rebuild import rebuilt
-from plato_operator.core.snapshot import Child, Endpoint, Memory, Node, Pool, Snapshot
+from plato_operator.core.snapshot import Child, Endpoint, Memory, Node, Pool, Report, Snapshot
 from plato_operator.kube import Kube, Refused, Unreachable
 from plato_operator.observe import BadResource, Observer
 from plato_operator.probes import SILENT_S, Health
-from plato_operator.reports import Reports
+from plato_operator.reports import Access, Reports, Target
 from world import pool_spec
 
 CRDS = Path(__file__).resolve().parents[2] / "crds"
@@ -91,7 +92,12 @@ def test_how_a_pod_is_asked_is_what_its_own_template_says() -> None:
     plain["spec"]["containers"][1]["env"].append(
         {"name": "PLATO_TLS__INTERNAL_DIR", "value": "/etc/plato/tls/internal"}
     )
-    assert reading.pod(plain, pool_of(), None).tls
+    assert reading.pod(plain, pool_of(), None).tls == reading.SOME, "an overlay's volume: by the CA of the spec"
+    plain["spec"]["volumes"] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "tls-internal", "secret": {"secretName": "old"}},
+    ]
+    assert reading.pod(plain, pool_of(), None).tls == "old"
 
 
 @pytest.mark.parametrize(
@@ -282,6 +288,71 @@ async def looked(server: Server, cluster: dict[str, Any]) -> Snapshot:
     async with aiohttp.ClientSession() as session:
         observer = Observer(cast(Kube, server), Reports(session, "ns", "demo"), "ns", "demo", me="me", nodes=False)
         return (await observer.look(cluster, Memory(), {})).snapshot
+
+
+class Asked:
+    """Reports that keeps how whom it is to ask."""
+
+    def __init__(self) -> None:
+        self.targets: dict[str, Target] = {}
+        self.access = Access()
+
+    async def refresh(self, targets: dict[str, Target], urgent: Any, access: Access) -> dict[str, Report]:
+        self.targets, self.access = targets, access
+        return {}
+
+    def last_connections(self) -> dict[str, int]:
+        return {}
+
+
+async def test_pods_of_a_tls_that_the_spec_has_no_more_are_asked_by_an_operator_that_starts_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The roll that takes tls.internal away, or gives it another Secret with another CA, goes by what pods report: one that
+    nobody can ask would stop it for ever. Which CA signed what a pod shows, its own template says."""
+    contexts: dict[str, ssl.SSLContext] = {}
+
+    def context(cadata: str) -> ssl.SSLContext:
+        return contexts.setdefault(cadata, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+    monkeypatch.setattr(ssl, "create_default_context", context)
+    server = Server()
+    pods = {}
+    for name, of in (
+        ("demo-edge-0", "old"),
+        ("demo-edge-1", "tls"),
+        ("demo-edge-2", ""),
+        ("demo-edge-3", reading.SOME),
+    ):
+        pods[name] = pod_object(name)
+        if of:
+            inside = {"name": "PLATO_TLS__INTERNAL_DIR", "value": "/etc/plato/tls/internal"}
+            pods[name]["spec"]["containers"][1]["env"].append(inside)
+        if of not in ("", reading.SOME):
+            pods[name]["spec"]["volumes"] = [{"name": "tls-internal", "secret": {"secretName": of}}]
+    server.objects = {
+        ("Secret", "old"): secret(ca_crt="CA of old"),
+        ("Secret", "tls"): secret(tls_crt="x", tls_key="x", ca_crt="CA of tls"),
+        ("Secret", "demo-admin"): {**secret(token="t"), "metadata": {"name": "demo-admin", "uid": "s"}},
+        **{("Pod", name): pod for name, pod in pods.items()},
+    }
+    gone = {**CLUSTER, "spec": {k: v for k, v in CLUSTER["spec"].items() if k != "tls"}}
+    for cluster, some in ((gone, reading.SOME), (CLUSTER, "tls")):
+        asked = Asked()
+        observer = Observer(cast(Kube, server), cast(Reports, asked), "ns", "demo", me="me", nodes=False)
+        snap = (await observer.look(cluster, Memory(), {})).snapshot
+        assert [asked.targets[name].tls for name in sorted(pods)] == ["old", "tls", "", some]
+        assert asked.access.tls == {"old": contexts["CA of old"], "tls": contexts["CA of tls"]}
+        assert not [m for m in snap.missing_secrets if "ca.crt" in m]
+    monkeypatch.setattr(observe, "SECRETS_S", 0.0)
+    del server.objects["Secret", "old"]
+    snap = (await observer.look(CLUSTER, Memory(), {})).snapshot
+    assert asked.access.tls["old"] is contexts["CA of old"], "known from before"
+    assert not [m for m in snap.missing_secrets if "old" in m]
+    observer = Observer(cast(Kube, server), cast(Reports, asked), "ns", "demo", me="me", nodes=False)
+    snap = (await observer.look(gone, Memory(), {})).snapshot
+    assert asked.access.tls.keys() == {"tls"}
+    assert "old/ca.crt (until the pods that have it mounted are replaced)" in snap.missing_secrets
 
 
 @pytest.mark.parametrize(

@@ -216,8 +216,8 @@ async def test_a_token_is_not_said_in_plain_text_where_tls_is_meant(
 ) -> None:
     """The Secret of tls.internal is missing, or its ca.crt is none. Pods of before, without TLS, are asked as they are."""
     reports = Reports(session, "ns", "demo", Clock())
-    targets = {"g-0": Target("u1", process.at, tls=True)}
+    targets = {"g-0": Target("u1", process.at, tls="inside")}
     assert await reports.refresh(targets, {"g-0"}, ACCESS) == {}
     assert process.asked == 0
     context = ssl.create_default_context()
-    assert await reports.refresh({"g-1": Target("u1", process.at)}, {"g-1"}, Access(ACCESS.tokens, context))
+    assert await reports.refresh({"g-1": Target("u1", process.at)}, {"g-1"}, Access(ACCESS.tokens, {"other": context}))

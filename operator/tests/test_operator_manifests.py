@@ -17,10 +17,12 @@ import yaml
 from manifest_inputs import FULL, KAFKA, PLAIN, PRODUCT, cluster, orders, rendered, snapshot
 from plato.api.names import ANNOTATION_INPUT_HASH
 from plato.api.pool import DrainSpec
+from plato.cli.app import app
 from plato.runtime.settings import load
 from plato_operator.core.orders import Apply
 from plato_operator.core.snapshot import Child, Snapshot
 from plato_operator.manifests import CREATED_ONCE, OwnerMissingError, initial, render
+from typer.main import get_command
 
 GOLDEN = Path(__file__).parent / "golden"
 WRITE = os.environ.get("PLATO_GOLDEN") == "write"
@@ -169,6 +171,18 @@ def test_whose_schema_and_store_it_is_is_asked_again_where_one_of_them_is_anothe
     assert env["PLATO_CLUSTER"] == f"{snap.cluster.namespace}/demo"
     assert env.get("PLATO_ADOPT", "") == snap.cluster.adopts
     assert env.get("PLATO_STORE__KEY_PREFIX", "") == snap.cluster.spec.store.key_prefix
+
+
+def test_one_try_of_the_migration_ends_in_time_to_be_quoted() -> None:
+    """A condition quotes what the Job's pod ended with: a wrong host is told within 30 s, its start and the pass included.
+    Its program takes the option."""
+    (job,) = (o for o in rendered(snapshot(cluster(PLAIN))) if o["kind"] == "Job")
+    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[:3] == ["python3", "-m", "plato.cli"]
+    at: Any = get_command(app)
+    for part in command[3:5]:
+        at = at.commands[part]
+    assert 1 <= at.make_context("migrate", command[5:]).params["wait_s"] <= 20
 
 
 def test_probes_ask_the_admin_port_and_by_https_with_internal_tls() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from plato.api.shared import Condition, Resources
@@ -217,6 +218,67 @@ def test_while_paused_reconciling_does_not_say_that_all_is_done(settled: Snapsho
     assert told(plan)["Ready"].status == "True"
 
 
+@pytest.mark.parametrize(
+    ("hold", "reason", "words"),
+    [
+        (
+            {"paused": True},
+            "RolloutPaused",
+            "2 pods of demo-edge keep an older template until spec.rollout.paused is false",
+        ),
+        (
+            {"partition": 1},
+            "Partitioned",
+            "1 pods of demo-edge keep an older template since spec.rollout.partition is 1",
+        ),
+    ],
+)
+def test_a_roll_that_a_person_holds_is_not_reconciled_for_ever(hold: dict[str, Any], reason: str, words: str) -> None:
+    """A wait for it ends once what is not held is done, and the reason says who has to act; then it goes on."""
+    world = World()
+    world.settle()
+    rollout = world.api.pools[POOL].spec.rollout
+    world.repool(version="2", rollout=replace(rollout, **hold))
+    said = []
+    for _ in range(80):
+        plan = world.act()
+        said.append((of_pool(plan)["Reconciling"].status, told(plan)["Reconciling"].status))
+        world.tick()
+    assert said[0][0] == "True"
+    assert said == sorted(said, reverse=True), "once it is done it stays so"
+    for found in (of_pool(plan)["Reconciling"], told(plan)["Reconciling"]):
+        assert (found.status, found.reason) == ("False", reason)
+        assert words in found.message
+    assert plan.cluster_status is not None
+    assert plan.cluster_status.phase == "Ready"
+    world.repool(rollout=rollout)
+    last = list(passes(world))
+    assert of_pool(last[0])["Reconciling"].reason == told(last[0])["Reconciling"].reason == "Progressing"
+    assert of_pool(last[-1])["Reconciling"].reason == "Settled"
+
+
+def test_slots_that_a_person_holds_are_not_reconciled_for_ever() -> None:
+    """A new shard is waited for all the same; then the wait ends, and what is left is told. It goes on when it is let go."""
+    world = World()
+    world.settle()
+    state = world.cluster.spec.state
+    world.respec(state=replace(state, shards=3, reshard_paused=True))
+    said = []
+    for _ in range(30):
+        plan = world.act()
+        said.append(told(plan)["Reconciling"])
+        world.tick()
+    assert said[0].status == "True"
+    assert [c.status for c in said] == sorted((c.status for c in said), reverse=True)
+    assert (said[-1].status, said[-1].reason) == ("False", "ReshardPaused")
+    assert "341 slots wait for spec.state.reshardPaused to be false" in said[-1].message
+    assert told(plan)["Resharding"].reason == "Paused"
+    world.respec(state=replace(state, shards=3))
+    last = list(passes(world))
+    assert told(last[0])["Reconciling"].status == "True"
+    assert told(last[-1])["Reconciling"].reason == "Settled"
+
+
 # ── gateways without a node ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -273,7 +335,7 @@ def migrating(snap: Snapshot, **fields: object) -> Snapshot:
 
 
 def test_a_migration_that_does_not_end_says_where_its_words_are(settled: Snapshot) -> None:
-    """The wrong host of a database is tried for a minute, in which the Job says nothing; nor is it msg that is down."""
+    """While the wrong host of a database is tried the Job says nothing; nor is it msg that is down."""
     found = told(one_pass(migrating(settled)))
     assert (found["DependenciesReady"].reason, found["Ready"].reason) == ("Migrating", "Migrating")
     assert "kubectl logs" not in found["Ready"].message

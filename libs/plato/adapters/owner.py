@@ -29,17 +29,24 @@ class Owner:
     cluster: str
     """"<namespace>/<name>" of the PlatoCluster."""
     adopts: str = ""
-    """Whose mark it may replace, in the same form; empty: nobody's."""
+    """Whose marks it may replace, in the same form, with commas between; empty: nobody's. The schema and the store may be
+    those of two clusters."""
+
+    @property
+    def adopted(self) -> tuple[str, ...]:
+        """Those one by one."""
+        return tuple(name for part in self.adopts.split(",") if (name := part.strip()))
 
     def check(self, held: str | None, what: str, remedy: str) -> None:
         """Raises NotAlone where `held`, the mark that was found, is neither ours nor one that we adopt. what: the marked
         thing in words; remedy: the field to change."""
-        if held is None or held in (self.cluster, self.adopts):
+        if held is None or held == self.cluster or held in self.adopted:
             return
+        adopt = ",".join((*self.adopted, held))
         raise NotAlone(
             f"{what} belongs to PlatoCluster {held}, and two would take each other's users: give {self.cluster} another"
             f" {remedy}, or correct the Secret that leads there; or, if {self.cluster} is to take the place of {held} and"
-            f" that one is deleted, annotate PlatoCluster {self.cluster} with {ANNOTATION_ADOPT}={held}"
+            f" that one is deleted, annotate PlatoCluster {self.cluster} with {ANNOTATION_ADOPT}={adopt}"
         )
 
 

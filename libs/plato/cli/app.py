@@ -502,8 +502,8 @@ def migrate(
         typer.Option(
             "--adopt",
             envvar="PLATO_ADOPT",
-            metavar="NAMESPACE/NAME",
-            help="With --cluster: the one, deleted by now, whose marks are replaced.",
+            metavar="NAMESPACE/NAME,…",
+            help="With --cluster: those, deleted by now, whose marks are replaced; with commas between.",
         ),
     ] = "",
 ) -> int:

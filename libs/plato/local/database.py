@@ -15,6 +15,9 @@ from plato.runtime.settings import Settings, SettingsError
 NAME = "plato"
 """Name of the role and of the database."""
 _AGAIN_S: Final = 0.5
+RUN_S: Final = 600.0
+"""How long a migration that has found its database may take, however short the wait for that: it may have a large table to
+change, or to wait for the locks of a busy cluster."""
 
 
 async def prepare(server: PostgresServer, folder: DataFolder) -> str:
@@ -54,9 +57,10 @@ async def migrate_when_it_answers(
     settings: Settings, wait_s: float, say: Callable[[str], None], cluster: str = "", adopts: str = ""
 ) -> int:
     """As `migrate`, for a database that may be starting beside us: tried again for wait_s; `say` is told each new reason.
+    One that answers is given RUN_S.
 
     cluster: "<namespace>/<name>" of the PlatoCluster that the schema and the store are marked with, as its own; empty: no
-    mark is set or asked for. adopts: whose mark it may replace.
+    mark is set or asked for. adopts: whose marks it may replace, with commas between.
     Raises SettingsError for what waiting does not mend (NotAlone: schema or store are another cluster's), and Unavailable.
     """
     from plato.adapters import schema_pg
@@ -78,7 +82,7 @@ async def migrate_when_it_answers(
     told = ""
     while True:
         try:
-            async with asyncio.timeout(max(1.0, end_s - time.monotonic())):
+            async with asyncio.timeout(max(RUN_S, wait_s)):
                 return await schema_pg.migrate(
                     database.uri,
                     database.schema_name,
@@ -87,7 +91,9 @@ async def migrate_when_it_answers(
                     claim_store if owner is not None else None,
                 )
         except TimeoutError as e:
-            raise Unavailable(f"the migration did not end within {wait_s:g} s: the database is busy or hangs") from e
+            raise Unavailable(
+                f"the migration did not end within {max(RUN_S, wait_s):g} s: the database is busy or hangs"
+            ) from e
         except Unavailable as e:
             if time.monotonic() + _AGAIN_S >= end_s:
                 raise

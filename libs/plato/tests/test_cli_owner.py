@@ -103,6 +103,23 @@ def test_a_mark_is_taken_over_by_who_names_its_owner(migrate: Migrate, postgres_
     assert migrate("im/demo")[0] == EXIT_NOT_ALONE
 
 
+def test_a_schema_of_one_and_a_store_of_another_are_taken_over_together(
+    migrate: Migrate, postgres_uri: str, valkey_url: str
+) -> None:
+    """Each refusal tells the whole value that helps, those named before included."""
+    assert migrate("im/demo", prefix="own-b:")[0] == 0
+    assert migrate("shop/demo", schema="own_b")[0] == 0
+    adopt = ""
+    for named in ("im/demo", "im/demo,shop/demo"):
+        code, said = migrate("new/demo", adopt=adopt)
+        assert code == EXIT_NOT_ALONE
+        adopt = said.strip().rpartition("plato.im/adopt=")[2]
+        assert adopt == named
+    assert migrate("new/demo", adopt=" im/demo, shop/demo ")[0] == 0
+    assert marks(postgres_uri, valkey_url) == ("new/demo", "new/demo")
+    assert migrate("shop/demo", schema="own_b")[0] == EXIT_NOT_ALONE
+
+
 def test_without_a_cluster_nothing_is_marked_or_asked(migrate: Migrate, postgres_uri: str, valkey_url: str) -> None:
     assert migrate("", store="redis://127.0.0.1:1/0")[0] == 0
     assert marks(postgres_uri, valkey_url) == (None, None)

@@ -55,6 +55,12 @@ RENDERING: Final[Mapping[str, int]] = {}
 """{kind/role: how often what is rendered for it has changed so that running clusters must get it}. Counting up changes the
 hash: an upgrade of the operator then applies these objects again, and their pods roll. The golden files tell when to ask."""
 
+TLS_VOLUME: Final = "tls-internal"
+"""Volume of pods with the Secret of tls.internal."""
+MIGRATION_WAIT_S: Final = 15
+"""How long one try of the migration waits for a database or a bus that does not answer: its end is what a condition can
+quote, and the Job tries again for three quarters of an hour."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

@@ -20,7 +20,8 @@ from plato.topology.record import DRAINING, LEAVING, LOST, SLOTS, Gateway
 from plato.topology.slots import counts, left, members, spans
 from plato.topology.worker_ids import held
 
-from plato_operator.core.children import hashes, migrated, migration_job, wanted
+from plato_operator.core import holds
+from plato_operator.core.children import MIGRATION_WAIT_S, migrated, migration, migration_job, wanted
 from plato_operator.core.drains import FORCE_AFTER_MS
 from plato_operator.core.moves import outbid, wanted_weights
 from plato_operator.core.orders import Apply, Gate, Remove
@@ -34,6 +35,8 @@ STALE_AFTER_S = 30
 """A gateway whose epoch is older than the record's by this many seconds is behind (epochs are Unix seconds)."""
 MOST_DRAINS = 50
 MOST_QUOTED = 300
+MOST_TOLD = 1_500
+"""Of the words of a program that say what to do."""
 MOST_WORDS = 2_000
 """Of a condition's message: a field of 100 KB that is quoted must not make a status that is refused, pass after pass."""
 REFUSALS = ("InvalidOverlay", "QuotaExceeded", "Forbidden", "CRDTooOld", "NameTaken", "ApplyRefused")
@@ -99,7 +102,7 @@ def cluster_status(work: Work) -> PlatoClusterStatus:
     msgs_ready = sum(pod.ready and not pod.deleting for pod in snap.pods.values() if pod.component == MSG)
     rolling = (
         not (migrated(work) and msg_done(work) and state_done(work) and ipconfig_done(work))
-        or any(_rolling(work, p) for p in pools)
+        or any(holds.rolling(work, p) for p in pools)
         or _applies(work)
     )
     down = [n for n in counts(topology) if not work.shard_ready(n)]
@@ -136,7 +139,7 @@ def cluster_status(work: Work) -> PlatoClusterStatus:
     busy = (
         rolling
         or move is not None
-        or to_move > 0
+        or (to_move > 0 and holds.of_slots(work, to_move) is None)
         or any(g.drain for g in topology.gateways.values())
         or work.act is not None
         or gateways_ready != gateways_wanted
@@ -144,7 +147,8 @@ def cluster_status(work: Work) -> PlatoClusterStatus:
     sheet.add("Ready", not why, *(why or ("Serving", "clients are served")))
     sheet.add("Reconciling", busy and not spec.paused, *(
         ("Paused", "spec.paused is true: what was asked for since waits") if spec.paused
-        else ("Progressing", "pods or slots are on their way") if busy else ("Settled", "nothing to do")
+        else ("Progressing", "pods or slots are on their way") if busy
+        else holds.of_cluster(work, to_move) or ("Settled", "nothing to do")
     ))  # fmt: skip
     phase = (
         "Paused"
@@ -278,7 +282,16 @@ def _not_alone(work: Work) -> str:
         return work.snap.shared
     code, words = (0, "") if migrated(work) else _last_try(work)
     told = "the migration found the mark of another PlatoCluster; its log names it"
-    return (words or told) if code == EXIT_NOT_ALONE else _led_astray(work)
+    return f"{(words or told)[:MOST_TOLD]}; {_anew(work)}" if code == EXIT_NOT_ALONE else _led_astray(work)
+
+
+def _anew(work: Work) -> str:
+    """How to go on once the cause of a failed migration is mended."""
+    delete = f"kubectl delete job -n {work.snap.cluster.namespace} {migration(work)}"
+    return (
+        "a change of the spec, of that annotation or of the host, port or database in a Secret is tried at once, by a new"
+        f" Job; for what was mended elsewhere, delete the failed one: `{delete}`"
+    )
 
 
 def _led_astray(work: Work) -> str:
@@ -320,7 +333,8 @@ def _trying(work: Work) -> str:
     if not long:
         return ""
     words = "the migration of the database has not ended yet: it may have much to do, or the database does not answer, which"
-    return f"{words} is tried again for a minute; `kubectl logs -n {work.snap.cluster.namespace} {long}` says which"
+    logs = f"kubectl logs -n {work.snap.cluster.namespace} {long}"
+    return f"{words} is tried again for {MIGRATION_WAIT_S} s; `{logs}` says which"
 
 
 def _version(work: Work, rolling: bool) -> str:
@@ -408,14 +422,14 @@ def pool_status(work: Work, pool: Pool) -> GatewayPoolStatus:
     sheet.add("Stalled", bool(stalled), *(stalled or NOT_STALLED))
     words = f"{ready} of {spec.replicas} gateways are ready{'' if good else _trouble(p for p in pods if not p.ready)}"
     sheet.add("Ready", good and not stalled, *(stalled or ("Serving" if good else "GatewaysMissing", words)))
-    busy = _rolling(work, pool) or len(pods) != spec.replicas or ready != spec.replicas or _behind(work, pool)
+    busy = holds.rolling(work, pool) or len(pods) != spec.replicas or ready != spec.replicas or holds.behind(work, pool)
     paused = snap.cluster.spec.paused
-    sheet.add(
-        "Reconciling",
-        busy and not paused,
-        "Paused" if paused else "Progressing" if busy else "Settled",
-        f"{updated} of {len(pods)} pods run the present template",
-    )
+    held = None if paused or busy else holds.of_pool(work, pool)
+    updates = f"{updated} of {len(pods)} pods run the present template"
+    sheet.add("Reconciling", busy and not paused, *(
+        held if held
+        else ("Paused" if paused else "Progressing" if busy else "Settled", updates)
+    ))  # fmt: skip
     return GatewayPoolStatus(
         observed_generation=pool.generation, replicas=len(pods), ready_replicas=ready, updated_replicas=updated,
         draining_replicas=len(draining), selector=f"{LABEL_POOL}={pool.name}", connections=_connections(work, pool),
@@ -550,7 +564,7 @@ def _applies(work: Work) -> bool:
 
 def _spare(work: Work, pool: Pool) -> int:
     """How many gateways may be away by our doing: those of a rollout, and the successors of those that went."""
-    if _rolling(work, pool):
+    if holds.rolling(work, pool):
         return pool.spec.rollout.max_unavailable
     if not work.topology.resting:
         return 0  # none went: a cluster that is being made has all its gateways before it is ready
@@ -565,26 +579,6 @@ def _ready(work: Work, pool: Pool) -> int:
         record = record_of(work, pod) if pod.owner == pool.name else None
         found += record is not None and pod.ready and not pod.deleting and record.state not in (DRAINING, LEAVING, LOST)
     return found
-
-
-def _rolling(work: Work, pool: Pool) -> bool:
-    """Whether pods of the pool are on their way from one template or number to another."""
-    sts = work.snap.children.get(("StatefulSet", pool.name))
-    pods = [pod for pod in work.gateway_pods().values() if pod.owner == pool.name]
-    old = any(
-        sts is not None and (pod.template_hash, pod.restarted_at) != (sts.template_hash, sts.restarted_at)
-        for pod in pods
-    )
-    return old or any((r := record_of(work, pod)) is not None and r.drain is not None for pod in pods)
-
-
-def _behind(work: Work, pool: Pool) -> bool:
-    """Whether the pool's StatefulSet is still to get the template that is asked for now. One that is refused is told
-    elsewhere, and may be so for ever."""
-    key = ("StatefulSet", pool.name)
-    sts = work.snap.children.get(key)
-    asked = next((hashes(child)[1] for child in wanted(work) if (child.kind, child.name) == key), "")
-    return sts is not None and bool(asked) and asked != sts.template_hash and key not in work.snap.refusals
 
 
 def _connections(work: Work, pool: Pool) -> int:

@@ -26,8 +26,8 @@ ENDED = ("Failed", "Succeeded")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The PlatoCluster of this pass. adopts: its annotation plato.im/adopt, the "<namespace>/<name>" of a PlatoCluster whose
-    schema and store it takes over."""
+    """The PlatoCluster of this pass. adopts: its annotation plato.im/adopt, the "<namespace>/<name>" of each PlatoCluster
+    whose schema or store it takes over, with commas between."""
 
     name: str
     namespace: str
@@ -87,8 +87,8 @@ class Pod:
     running: its main container runs now. gate: the condition plato.im/serving, None while unset. delete_at_ms: when a
     deleted pod is killed. version: its annotation plato.im/version. trouble: why its main container does not run, by
     its status: the reason and message that it waits with, and the last words of the one before (all have
-    terminationMessagePolicy FallbackToLogsOnError). exit_code: what that one ended with. tls: its admin port speaks
-    TLS, as its own template says.
+    terminationMessagePolicy FallbackToLogsOnError). exit_code: what that one ended with. tls: where its admin
+    port speaks TLS, as its own template says, the Secret whose ca.crt signed what it shows ("?": of none); else empty.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Pod:
     version: str = ""
     trouble: str = ""
     exit_code: int = 0
-    tls: bool = False
+    tls: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from plato.api.objects import to_object
 from plato.api.pool import GatewayPoolSpec
 from plato.api.shared import Placement, Ref, Resources
 
-from plato_operator.core.children import job_overlay
+from plato_operator.core.children import MIGRATION_WAIT_S, TLS_VOLUME, job_overlay
 from plato_operator.core.members import MSG_GRACE_S
 from plato_operator.core.snapshot import GATEWAY, IPCONFIG, MSG, STATE
 from plato_operator.manifests import product
@@ -160,7 +160,7 @@ def migrate_pod(ask: Ask) -> dict[str, Any]:
     container = {
         "name": "migrate",
         **_image(ask.spec, MSG, ask.spec.version),
-        "command": ["python3", "-m", "plato.cli", "db", "migrate"],
+        "command": ["python3", "-m", "plato.cli", "db", "migrate", "--wait-s", str(MIGRATION_WAIT_S)],
         "env": [*_backing(ask), *adopt],
         "resources": _resources("migrate", Resources()),
         "securityContext": _HARDENED,
@@ -262,7 +262,7 @@ def _container(
     if component in (STATE, MSG):
         mounts += _bus_mounts(ask.spec)
     if tls.internal is not None:
-        mounts.append({"name": "tls-internal", "mountPath": _TLS["internal"], "readOnly": True})
+        mounts.append({"name": TLS_VOLUME, "mountPath": _TLS["internal"], "readOnly": True})
     if _shown(ask) is not None:
         mounts.append({"name": "tls-client", "mountPath": _TLS["client"], "readOnly": True})
     if component == MSG:
@@ -313,7 +313,7 @@ def _volumes(ask: Ask) -> list[dict[str, Any]]:
     if component in (STATE, MSG):
         found += _bus_volumes(spec)
     if spec.tls.internal is not None:
-        found.append(_secret_volume("tls-internal", spec.tls.internal.name))
+        found.append(_secret_volume(TLS_VOLUME, spec.tls.internal.name))
     shown = _shown(ask)
     if shown is not None:
         found.append(_secret_volume("tls-client", shown.name))

@@ -7,10 +7,14 @@ from typing import Final
 from plato.adapters.owner import Owner
 from plato.adapters.valkey.client import Client, Script, command, evaluate
 
-# Key: the mark. Arguments: who claims, whose it adopts. Answers whose it is now; one that runs twice answers the same.
+# Key: the mark. Arguments: who claims, and each whose it adopts. Answers whose it is now; run twice, it answers the same.
 _CLAIM: Final = Script("""
 local held = redis.call('GET', KEYS[1])
-if held and held ~= ARGV[2] then return held end
+if held then
+  local ours = false
+  for _, name in ipairs(ARGV) do ours = ours or name == held end
+  if not ours then return held end
+end
 redis.call('SET', KEYS[1], ARGV[1])
 return ARGV[1]
 """)
@@ -26,7 +30,7 @@ class ValkeyMark:
 
     async def claim(self, owner: Owner) -> None:
         """Marks them as the owner's. Raises NotAlone for another one's, and Unavailable."""
-        (held,) = await self._client.run([evaluate(_CLAIM, [self._key], [owner.cluster, owner.adopts])])
+        (held,) = await self._client.run([evaluate(_CLAIM, [self._key], [owner.cluster, *owner.adopted])])
         self._compare(owner, held)
 
     async def check(self, owner: Owner) -> None:

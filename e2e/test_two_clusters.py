@@ -1,18 +1,25 @@
 """Two PlatoClusters over one database schema and one store, in namespaces and with operators of their own, so that no name
 tells it: the second is refused in words by the marks of the first, which keeps its slots; and takes its place when asked.
+Then a Secret of it is edited, and leads to what is somebody else's.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
+from plato.adapters.owner import Owner
+from plato.adapters.valkey import ValkeyStore
+from plato.api.names import EXIT_NOT_ALONE
+from redis import Redis
 
 from e2e.frame.dependencies import Dependencies
 from e2e.frame.kube import Kube, Object, wait_for
-from e2e.frame.platform import Images, Platform
+from e2e.frame.platform import Images, Platform, pod_ready
 from e2e.testbed.layout import Layout
 
 NAMESPACE = "e2e-alone"
@@ -102,3 +109,60 @@ def test_a_second_cluster_is_refused_in_words_keeps_off_and_takes_over_when_the_
         300.0,
         seen=second.state,
     )
+
+
+@pytest.mark.timeout(600)
+def test_a_pod_that_an_edited_secret_leads_to_somebody_elses_store_ends_before_it_writes_there(
+    second: Platform,
+) -> None:
+    """It says whose that is, and so does the PlatoCluster; with the Secret mended the cluster serves again."""
+    ours = second.dependencies.store_url
+    theirs = urlunsplit(urlsplit(ours)._replace(path="/1"))
+    asyncio.run(_mark(theirs, f"{second.schema}:", "shop/demo"))
+    held = _keys(theirs)
+    assert len(held) == 1
+    second.kube.secret("two-store", {"url": theirs})
+    pod = second.pods("state")[0]["metadata"]
+    second.kube.done("delete", "pod", pod["name"], "--wait=false")
+
+    def ended() -> str:
+        found = second.kube.get("Pod", pod["name"])
+        if found is None or found["metadata"]["uid"] == pod["uid"]:
+            return ""
+        states = (s.get(key) for s in found["status"].get("containerStatuses") or () for key in ("state", "lastState"))
+        last: Object = next((each["terminated"] for each in states if each and "terminated" in each), {})
+        assert last.get("exitCode", EXIT_NOT_ALONE) == EXIT_NOT_ALONE, last
+        return str(last.get("message", ""))
+
+    assert "belongs to PlatoCluster shop/demo" in wait_for("the pod ends", ended, 120, seen=second.state)
+
+    def told() -> bool:
+        its = second.kube.condition("PlatoCluster", "two", "Ready")
+        return its.get("reason") == "NotAlone" and "shop/demo" in its["message"]
+
+    wait_for("the PlatoCluster says whose store it is", told, 60, seen=second.state)
+    assert _keys(theirs) == held
+    second.kube.secret("two-store", {"url": ours})
+    second.kube.done("delete", "pod", pod["name"], "--wait=false")  # at once, and not when its next try is due
+    wait_for(
+        "it serves again",
+        lambda: (
+            second.pods("state")
+            and all(map(pod_ready, second.pods("state")))
+            and dependencies_of(second)["status"] == "True"
+        ),
+        180,
+        seen=second.state,
+    )
+    assert _keys(theirs) == held
+
+
+async def _mark(url: str, prefix: str, cluster: str) -> None:
+    store = await ValkeyStore.connect(url, prefix)
+    await store.claim(Owner(cluster))
+    await store.close()
+
+
+def _keys(url: str) -> list[bytes]:
+    with Redis.from_url(url) as client:
+        return sorted(client.keys("*"))

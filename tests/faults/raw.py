@@ -18,7 +18,7 @@ from plato.core.codes import Code
 from plato.core.frames import FrameReader, pack
 from plato.wire.v1 import client_pb2 as wire
 
-WAIT_S: Final = 10.0
+WAIT_S: Final = 20.0
 _Body = TypeVar("_Body", bound=Proto)
 
 

@@ -100,7 +100,7 @@ async def test_nobody_notices_that_slots_move(fault_cluster: LocalCluster, tmp_p
         finally:
             over = True
             await talk
-        rested = await crowd.rest(30.0)
+        rested = await crowd.rest(60.0)
         reconnects = sum(p.reconnects for p in crowd.people)
         waits, gaps = latencies_s(crowd.flights), movers.gaps_s(crowd.flights, moves, hot, MOVED_WITHIN_S)
         findings = check(await crowd.history(partial(rows_of, cluster, crowd), looking.stored))

@@ -343,10 +343,10 @@ async def test_wait_is_woken_by_an_append_and_says_where(bus: Bus) -> None:
     assert await bus.reader.wait([1, 2], 0.01) == set()
     waiting = asyncio.create_task(bus.reader.wait([1, 2], 30.0))
     await bus.producer.append({0: [b"other"], 2: [b"x"]})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert await waiting == {2}
     assert await bus.reader.wait([1, 2], 0.01) == set()
-    assert await bus.reader.wait([0], 0.01) == {0}, "a hint is kept until its partition is asked for"
+    assert await bus.reader.wait([0], 5.0) == {0}, "a hint is kept until its partition is asked for"
 
 
 async def test_gaps_are_legal(bus: Bus) -> None:
@@ -518,7 +518,7 @@ async def test_what_was_acknowledged_survives_kill_9_and_the_same_objects_go_on(
         assert await reader.wait([0], 10.0) == {0}
         waiting = asyncio.create_task(reader.wait([0], 30.0))
         await producer.append({0: [b"heard"]})
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await waiting == {0}
         await reader.close()
         await database.close()

@@ -10,7 +10,7 @@ import grpc
 from plato.runtime.grpc_options import CHANNEL, KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, SERVER
 from plato.wire.v1 import state_pb2, state_pb2_grpc
 
-NOTICED_S = (KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS) / 1000 + 2
+NOTICED_S = (KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS) / 1000 + 5
 IDLE_S = 22.0
 """Four pings: gRPC's default for servers ends a connection at the third that it finds too early."""
 

@@ -103,7 +103,7 @@ async def test_m26_reset_connections_fail_no_call(store: ValkeyStore, admin: Cli
 
 
 async def test_m26_connections_reset_under_way_fail_no_call(store: ValkeyStore, admin: Client) -> None:
-    killing = True
+    killing, done = True, 0
 
     async def kill() -> int:
         kills = 0
@@ -111,11 +111,14 @@ async def test_m26_connections_reset_under_way_fail_no_call(store: ValkeyStore, 
             (killed,) = await admin.run([command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])
             kills += killed
             await asyncio.sleep(0.01)  # the pace of the fault, not a wait for anything
+            before = done
+            # A machine that is busy does its round first: else there is nothing but resets.
+            while killing and done == before:  # noqa: ASYNC110 - of another task
+                await asyncio.sleep(0.001)
         return kills
 
     killer = asyncio.create_task(kill())
     try:
-        done = 0
         for n in range(150):
             calls = [store.routes.compare_and_set(f"u{i}", n, None, Route(n + 1, 1)) for i in range(20)]
             for result in await asyncio.gather(*calls, return_exceptions=True):
@@ -227,7 +230,7 @@ async def test_m26_a_call_whose_answer_is_lost_is_told_its_first_outcome(relayed
 async def test_m26_a_connection_that_broke_in_its_rest_costs_no_retry(relayed: ValkeyStore, relay: Relay) -> None:
     await everything(relayed, 0)
     relay.break_links()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         # Until the loop has seen the end of it, of which redis-py tells by no event.
         while not await relayed._client._connection.can_read():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -375,7 +378,7 @@ async def test_512_slots_are_looked_at_and_acquired_fast(store: ValkeyStore) -> 
     seen = {slot: view.fence for slot, view in enumerate(views)}
     assert len(await store.sessions.acquire(dict.fromkeys(range(512), FENCE), seen)) == 512
     assert all(not loaded for loaded in await asyncio.gather(*(store.sessions.load(slot) for slot in range(512))))
-    assert time.monotonic() - begun < 2  # 0.05 s on a quiet machine
+    assert time.monotonic() - begun < 5  # 0.05 s on a quiet machine
 
 
 # ── what is told at the start ────────────────────────────────────────────────────────────────────────────────

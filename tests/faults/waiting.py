@@ -11,7 +11,7 @@ from typing import Any
 POLL_S = 0.02
 
 
-async def until(condition: Callable[[], Any | Awaitable[Any]], deadline_s: float = 10.0, why: str = "") -> Any:
+async def until(condition: Callable[[], Any | Awaitable[Any]], deadline_s: float = 20.0, why: str = "") -> Any:
     """Returns the condition's first true value, asked every 20 ms. Raises TimeoutError with `why` after `deadline_s`."""
     loop = asyncio.get_running_loop()
     end = loop.time() + deadline_s
@@ -26,7 +26,7 @@ async def until(condition: Callable[[], Any | Awaitable[Any]], deadline_s: float
         await asyncio.sleep(POLL_S)
 
 
-def until_sync(condition: Callable[[], Any], deadline_s: float = 10.0, why: str = "") -> Any:
+def until_sync(condition: Callable[[], Any], deadline_s: float = 20.0, why: str = "") -> Any:
     """The same outside of a loop."""
     end = time.monotonic() + deadline_s
     while True:

@@ -146,7 +146,8 @@ class GoClient:
         ]  # fmt: skip
 
     def _journal(self, field: str) -> list[dict[str, Any]]:
-        lines = (self.store / "journal").read_text(encoding="utf-8").splitlines()
+        # It may be writing: what stands behind the last line end is no line yet.
+        lines = (self.store / "journal").read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
         return [entry for line in lines for entry in json.loads(line).get(field, [])]
 
     def stored(self) -> list[Row]:

@@ -8,6 +8,7 @@ Person           signs in, writes, looks
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,6 +24,9 @@ ARGS: Final = (
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 WAIT_MS: Final = 30_000
+expect.set_options(
+    timeout=WAIT_MS
+)  # of an `expect` that names none: five seconds are few where processes share two cores
 SCREENS: Final = os.environ.get("PLATO_WEB_SCREENS", "")
 """A folder that gets pictures of the page."""
 
@@ -136,6 +140,10 @@ class Person:
         field = self.page.get_by_placeholder("Message")
         await field.fill(text)
         await field.press("Enter")
+
+    async def delivered(self, text: str) -> None:
+        """Waits until this page knows that its message has its place: what others see of it may come before that."""
+        await expect(self.bubble(text).get_by_label(re.compile("^(Delivered|Read)$"))).to_be_visible(timeout=WAIT_MS)
 
     async def sees(self, text: str) -> None:
         """Waits for a message."""

@@ -111,6 +111,7 @@ class Device:
 
     async def _live(self, raw: Raw) -> None:
         newest = (0, 0)
+        heard: set[tuple[int, int]] = set()
         asked = await self._sync(raw)
         while True:
             try:
@@ -158,9 +159,13 @@ class Device:
                     else:
                         self.syncs += 1
                         asked = await self._sync(raw)
+            elif cmd.Type in (wire.READ, wire.TYPING) and cmd.push_no and (cmd.run, cmd.push_no) in heard:
+                continue  # repeated: its ACK came late
             elif cmd.Type == wire.READ:
+                heard.add((cmd.run, cmd.push_no))
                 self.heard.append(wire.ReadMsg.FromString(cmd.Payload))
             elif cmd.Type == wire.TYPING:
+                heard.add((cmd.run, cmd.push_no))
                 self.typing.append(wire.TypingMsg.FromString(cmd.Payload))
             elif cmd.Type == wire.NOTIFY and not wire.NotifyMsg.FromString(cmd.Payload).newest and not asked:
                 asked = await self._sync(raw)

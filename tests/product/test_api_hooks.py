@@ -21,6 +21,7 @@ from plato.core.codes import Code
 from plato.core.conversations import dialogue_id
 from plato.local.cluster import LocalCluster
 
+from tests.faults import looking
 from tests.faults.people import person as client
 from tests.faults.waiting import until
 from tests.product.api import Api, person, quoted, server
@@ -116,6 +117,7 @@ def town(
             "msg.member_stale_ms": 500,
             "msg.events": "true",
             "msg.hook_url": f"{base}/before",
+            "msg.hook_timeout_ms": 10_000,  # the application shares a busy machine: late is no answer
             "msg.after_url": f"{base}/after",
             "msg.push_url": f"{base}/push",
             "msg.hook_secret_file": secret,
@@ -221,8 +223,8 @@ async def test_who_is_away_is_pushed_to_once_and_who_is_online_or_muted_it_is_no
         application.answer_500 = True  # and the before-hook's failures accept
         sent = await a.ok("POST", MESSAGES, {"conversation_id": group, "text": "tea?"})
         await until(lambda: any(row.body == b"tea?" for row in c.shown), 20)
-        town.kill("msg")
-        await until(lambda: town.ready("msg"), 60)
+        dead = town.kill("msg")
+        await until(lambda: looking.back(town, "msg", dead), 60)
         application.answer_500 = False
         await until(lambda: any(p["push_id"] == f"{sent['msg_id']}:{bob}" for p in application.pushes()), 60)
         await said(a, bob, "the end")  # behind all that could still come of the group

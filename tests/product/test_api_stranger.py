@@ -313,7 +313,8 @@ async def asked(town: LocalCluster, said: Sequence[tuple[wire.CmdType.ValueType,
             await raw.send(kind, body)
         await raw.send(wire.HEARTBEAT, wire.HeartbeatMsg(Head=wire.HeartbeatMsgHead()))
         beaten, settled = False, said[0][0] == wire.TYPING
-        while not (beaten and settled):
+        accepted = said[0][0] != wire.UP  # an UP has two answers, from two processes, in any order
+        while not (beaten and settled and accepted):
             cmd = await raw.receive(20)
             assert cmd is not None
             if cmd.Type == wire.ACK:
@@ -324,13 +325,14 @@ async def asked(town: LocalCluster, said: Sequence[tuple[wire.CmdType.ValueType,
                 if ack.Code == 2:
                     continue  # pending: a matter of time
                 settled |= ack.Code >= 400 or ack.Type == wire.READ
+                accepted = True
                 ack.ClearField("ConnID")
                 ack.ClearField("run")
                 ack.ClearField("push_no")
                 cmd.Payload = ack.SerializeToString()
             settled |= cmd.Type in ENDS[said[0][0]]
             got.append(bytes((cmd.Type,)) + anonymous(cmd.Payload, user))
-    return got
+    return sorted(got)
 
 
 def anonymous(payload: bytes, user: str) -> bytes:

@@ -19,6 +19,7 @@ from plato.core.codes import Code
 from plato.core.conversations import dialogue_id
 from plato.local.cluster import LocalCluster
 
+from tests.faults import looking
 from tests.faults.raw import Raw
 from tests.faults.waiting import until
 from tests.product.api import Api, person
@@ -57,11 +58,6 @@ async def said(api: Api, to: str, count: int) -> tuple[str, list[str]]:
 def alike(*devices: Device) -> bool:
     """Whether all of them show the same."""
     return all(device.shown() == devices[0].shown() for device in devices)
-
-
-def serves_again(cluster: LocalCluster, target: str, dead: set[int]) -> bool:
-    """Whether a killed process has a successor."""
-    return cluster.ready(target) and not dead & set(cluster.pids(target))
 
 
 def knows_positions(author: Device, read: dict[str, int]) -> bool:
@@ -143,8 +139,8 @@ async def test_every_device_ends_alike_while_processes_are_killed(town: LocalClu
         authors = [await stack.enter_async_context(Device(town, friend, 9)) for friend in friends]
         readers = [asyncio.create_task(reader(device)) for device in (phone, desk)]
         for target in ("plato-msg-0", "plato-s0", "plato-msg-1", "plato-s1", "edge-0"):
-            dead = set(town.kill(target))
-            await until(partial(serves_again, town, target, dead), 60)
+            dead = town.kill(target)
+            await until(partial(looking.back, town, target, dead), 60)
         over.set()
         counts = await asyncio.gather(*readers)
         assert min(counts) > 5, "both went on meanwhile"
@@ -171,7 +167,7 @@ async def test_a_kicked_device_is_out_and_stays_out_and_the_others_stay_in(town:
         async with await Raw.open(host, int(port)) as back:
             ack = await back.reconn(away.conn_id, away.secret)
             assert ack.Code == Code.SESSION_UNKNOWN, "a device that was offline cannot resume"
-        assert phone.live.is_set()
+        await until(phone.live.is_set)  # it logs in again by itself where a busy machine kept it waiting
         assert not phone.kicked
         assert [d["device_id"] for d in (await api.ok("GET", "/v1/me/devices"))["devices"]] == ["1"]
         await api.ok("DELETE", "/v1/me/devices")
@@ -206,7 +202,8 @@ async def test_the_programs_of_the_pages_print_what_the_pages_say(town: LocalClu
         printed = await ran(program, town.api_url, town.token("alice"))
         assert printed == "test -\ntest -\nlogged out: 1\nleft: 1\nalice is online: True\n"
         await until(lambda: second.kicked == Code.KICKED)
-        assert first.live.is_set()
+        await until(first.live.is_set)
+        assert not first.kicked
 
 
 async def ran(program: str, *arguments: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 from plato.core.codes import Code
 from plato.local.cluster import LocalCluster
 
+from tests.faults import looking
 from tests.faults.waiting import until
 from tests.product import pages
 from tests.product.api import Api, person, quoted
@@ -86,8 +87,9 @@ async def test_what_was_sent_while_msg_was_killed_is_found(town: LocalCluster) -
     for round_ in range(3):
         for n in range(10):
             await say(f"walrus {round_} {n}")
-        town.kill("plato-msg-0" if round_ % 2 else "plato-msg-1")
-    await until(town.ready, 60.0)
+        killed = "plato-msg-0" if round_ % 2 else "plato-msg-1"
+        dead = town.kill(killed)
+    await until(lambda: looking.back(town, killed, dead) and town.ready(), 60.0)
     await comes(ben, "walrus", 30)
     pages, cursor = [], ""
     while True:

@@ -82,6 +82,7 @@ async def test_two_people_talk_answer_edit_recall_and_send_a_picture(town: Local
         assert "noopener" in str(await link.get_attribute("rel"))
 
         await ann.say("<b>Yes</b>, at nihne")
+        await ann.delivered("at nihne")
         await ann.page.get_by_placeholder("Message").press("ArrowUp")
         await expect(ann.page.get_by_text("Edit message")).to_be_visible()
         await ann.say("<b>Yes</b>, at nine")
@@ -91,6 +92,7 @@ async def test_two_people_talk_answer_edit_recall_and_send_a_picture(town: Local
 
         await ann.say("I have to tell you something")
         await ben.sees("I have to tell you something")
+        await ann.delivered("I have to tell you something")
         await ann.choose("I have to tell", "Recall for everybody")
         await expect(ben.log.get_by_text("This message was recalled")).to_be_visible(timeout=WAIT_MS)
         await expect(ben.page.get_by_text("I have to tell")).to_have_count(0)

@@ -10,12 +10,14 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from plato.local.cluster import LocalCluster
 from playwright.async_api import expect
 
+from tests.faults.waiting import until
 from tests.product.api import person
 from tests.product.browser import WAIT_MS, browsers, required
 
@@ -57,6 +59,14 @@ async def running(folder: Path, *arguments: str) -> AsyncIterator[asyncio.subpro
         await process.wait()
 
 
+async def listens(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+        return True
+    return False
+
+
 async def line(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
     return (await asyncio.wait_for(process.stdout.readline(), 30)).decode().strip()
@@ -83,6 +93,7 @@ async def test_the_python_program_and_the_page_in_a_browser_talk(town: LocalClus
         assert await line(hello) == f"sent, its place is {older['seq'] + 1}"
         page = await browser.new_page()
         kept = page.request
+        await until(partial(listens, port), 30.0, "server.py does not listen")
         assert (await kept.get(f"http://127.0.0.1:{port}/app.js")).status == 200
         for other in ("/server.py", "/hello.db", "/", "/sub/../server.py"):
             answer = await kept.get(f"http://127.0.0.1:{port}{other}")

@@ -70,6 +70,8 @@ class Guest:
         self.writer = writer
         self._frames = FrameReader()
         self._unread: list[bytes] = []
+        self._pushes: list[Any] = []  # that came while an answer was waited for
+        self._pushed: set[int] = set()
         self.kinds: list[int] = []
         self.conn_id = 0
 
@@ -77,27 +79,33 @@ class Guest:
         self.writer.write(b"".join(frames))
 
     async def receive(self) -> Any:
-        """The next frame's body, an ACKMsg or a PushMsg."""
-        async with asyncio.timeout(WAIT_S):
-            while not self._unread:
-                data = await self._reader.read(65_536)
-                assert data, "the platform closed the connection"
-                self._unread += self._frames.feed(data)
-        cmd = public.read("MsgCmd", self._unread.pop(0))
-        self.kinds.append(cmd.Type)
-        return public.read({public.ACK: "ACKMsg", public.PUSH: "PushMsg"}[cmd.Type], cmd.Payload)
+        """The next frame's body, an ACKMsg or a PushMsg. A push that is repeated, as its ACK took long, is passed over."""
+        while True:
+            async with asyncio.timeout(WAIT_S):
+                while not self._unread:
+                    data = await self._reader.read(65_536)
+                    assert data, "the platform closed the connection"
+                    self._unread += self._frames.feed(data)
+            cmd = public.read("MsgCmd", self._unread.pop(0))
+            self.kinds.append(cmd.Type)
+            body = public.read({public.ACK: "ACKMsg", public.PUSH: "PushMsg"}[cmd.Type], cmd.Payload)
+            if cmd.Type != public.PUSH or body.MsgID not in self._pushed:
+                self._pushed |= {body.MsgID} if cmd.Type == public.PUSH else set()
+                return body
 
     async def answer(self, kind: int, client_id: int = 0) -> Any:
-        """The ACK of a frame; pushes on the way are acknowledged and skipped."""
+        """The ACK of a frame. Pushes may come before it, also that of the same message: they wait for `push`."""
         while True:
             body = await self.receive()
             if self.kinds[-1] == public.PUSH:
-                self.send(public.push_ack(self.conn_id))
+                self._pushes.append(body)
             elif (body.Type, body.ClientID) == (kind, client_id) and body.Code != Code.PENDING:
                 return body
 
     async def push(self) -> Any:
         """The next push; not acknowledged yet."""
+        if self._pushes:
+            return self._pushes.pop(0)
         while True:
             body = await self.receive()
             if self.kinds[-1] == public.PUSH:
@@ -224,18 +232,31 @@ class WebUser:
 
     def __init__(self, socket: websockets.ClientConnection) -> None:
         self.socket = socket
+        self._unread: list[pb.MsgCmd] = []
 
     async def send(self, kind: pb.CmdType.ValueType, body: Any) -> None:
         await self.socket.send(pb.MsgCmd(Type=kind, Payload=body.SerializeToString()).SerializeToString())
 
-    async def receive(self, kind: pb.CmdType.ValueType, into: Any) -> tuple[pb.MsgCmd, Any]:
+    async def receive(self, kind: pb.CmdType.ValueType, into: Any, **fields: Any) -> tuple[pb.MsgCmd, Any]:
+        """The first frame of that type with these fields, and not "pending". Others stay for later: an ACK and a RECEIPT
+        have no order, and what is not acknowledged in time comes again."""
+        at = 0
         async with asyncio.timeout(WAIT_S):
             while True:
-                data = await self.socket.recv()
-                assert isinstance(data, bytes)
-                cmd = pb.MsgCmd.FromString(data)
-                if cmd.Type == kind:
-                    return cmd, into.FromString(cmd.Payload)
+                if at == len(self._unread):
+                    data = await self.socket.recv()
+                    assert isinstance(data, bytes)
+                    self._unread.append(pb.MsgCmd.FromString(data))
+                cmd = self._unread[at]
+                body = into.FromString(cmd.Payload) if cmd.Type == kind else None
+                if (
+                    body is not None
+                    and getattr(body, "Code", 0) != Code.PENDING
+                    and all(getattr(body, name) == value for name, value in fields.items())
+                ):
+                    del self._unread[at]
+                    return cmd, body
+                at += 1
 
     async def enter(self, token: str) -> None:
         head = pb.LoginMsgHead(DeviceID=uuid.uuid4().int >> 65)
@@ -264,9 +285,9 @@ async def test_a_websocket_library_logs_in_sends_and_receives(platform: LocalClu
             await wendy.send(pb.UP, up)
             _, ack = await wendy.receive(pb.ACK, pb.ACKMsg)
             assert (ack.Type, ack.Code, ack.ClientID, ack.client_msg_id) == (pb.UP, 0, n, key)
-            _, receipt = await wendy.receive(pb.RECEIPT, pb.ReceiptMsg)
+            _, receipt = await wendy.receive(pb.RECEIPT, pb.ReceiptMsg, client_id=n)
             assert (receipt.seq, receipt.prev_seq, receipt.client_msg_id) == (n, n - 1, key)
-            cmd, push = await xaver.receive(pb.PUSH, pb.PushMsg)
+            cmd, push = await xaver.receive(pb.PUSH, pb.PushMsg, seq=n)
             assert (push.Content, push.seq, push.MsgID) == (b"\x00\xff%d" % n, n, receipt.msg_id)
             assert (push.from_user, push.conversation_id) == ("wendy", conversation_id)
             await xaver.send(pb.ACK, pb.ACKMsg(Type=pb.PUSH, run=cmd.run, push_no=cmd.push_no))

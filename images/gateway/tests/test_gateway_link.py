@@ -542,8 +542,8 @@ async def test_a_home_that_is_silent_for_two_seconds_is_replaced_by_a_live_shard
     async with c.link(), worker(c, 0, boot=1) as w:
         await attached(w)
         await until(lambda: w.config.slots == tuple(range(512)))
-        await c.shards[0].stop()
         gone_s = time.monotonic()
+        await c.shards[0].stop()
         await until(lambda: w.config.slots == tuple(range(512, 1024)))
         assert 1.5 < time.monotonic() - gone_s < 15
         await c.shards[0].start()

@@ -225,6 +225,9 @@ class Poller:
 
     def post(self, body: Body | bytes, **headers: str) -> tuple[int, Body | None, dict[str, str]]:
         self.http.request("POST", "/poll", body if isinstance(body, bytes) else body.encode(), headers)
+        return self.answer()
+
+    def answer(self) -> tuple[int, Body | None, dict[str, str]]:
         with self.http.getresponse() as answer:
             data = answer.read()
             said = {k.lower(): v for k, v in answer.getheaders()}
@@ -240,6 +243,18 @@ class Poller:
         run = b"".join(map(pack, payloads))
         given = {"a": wait_ms, "b": LIMIT, "received": self.received, "first": first, "run": run, **more}
         status, body, _ = self.post(Body(session=self.session, **given))
+        assert (status, body is not None) == (200, True)
+        assert body is not None
+        return body
+
+    def say(self, wait_ms: int) -> None:
+        """Sends a poll, and does not wait for its answer: `hears` does."""
+        self.http.request(
+            "POST", "/poll", Body(session=self.session, a=wait_ms, b=LIMIT, received=self.received).encode()
+        )
+
+    def hears(self) -> Body:
+        status, body, _ = self.answer()
         assert (status, body is not None) == (200, True)
         assert body is not None
         return body
@@ -300,7 +315,7 @@ def _free_port() -> int:
 
 
 def test_a_connection_by_polls_is_one_as_any_other(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
-    settings = make_settings(poll_port=_free_port(), poll_wait_ms=5_000, poll_silent_ms=1_500, login_timeout_ms=5_000)
+    settings = make_settings(poll_port=_free_port(), poll_wait_ms=5_000, poll_silent_ms=2_500, login_timeout_ms=5_000)
     with gateway(settings, tmp_path) as (lane, parts, poller):
         one = poller()
         one.open()
@@ -324,10 +339,11 @@ def test_a_connection_by_polls_is_one_as_any_other(make_settings: Callable[..., 
         # A newer poll ends the older one, which waited on another socket.
         older = poller()
         older.session, older.received = one.session, 3
+        older.ask()  # its socket is known: what is said there and then on the other is read in this order
         bodies: list[Body] = []
-        thread = threading.Thread(target=lambda: bodies.append(older.ask(5_000)))
+        older.say(5_000)
+        thread = threading.Thread(target=lambda: bodies.append(older.hears()))
         thread.start()
-        time.sleep(0.05)
         newer = threading.Thread(target=lambda: bodies.append(one.ask(5_000)))
         newer.start()
         thread.join(DEADLINE_S)
@@ -370,7 +386,7 @@ def test_a_connection_by_polls_is_one_as_any_other(make_settings: Callable[..., 
 
 def test_http_is_bounded_and_says_what_is_wrong(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
     settings = make_settings(
-        poll_port=_free_port(), poll_max_connections=1, max_connections=1, login_timeout_ms=500, max_frame_bytes=4_096
+        poll_port=_free_port(), poll_max_connections=1, max_connections=1, login_timeout_ms=1_500, max_frame_bytes=4_096
     )
     port = settings.gateway.poll_port
     with gateway(settings, tmp_path) as (_, _, poller):

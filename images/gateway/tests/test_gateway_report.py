@@ -153,13 +153,13 @@ async def test_a_contested_worker_id_that_the_record_replaces_mints_only_under_t
         asked = len(p.shard.asked)
         p.publish(worker_id=6)
         await p.says(worker_id=6, lease=None)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while 6 not in p.shard.asked[asked:]:  # noqa: ASYNC110 - of another task
                 await asyncio.sleep(0.01)
         p.shard.away = False
         await p.says(worker_id=6, lease=True)
         parser, configs = lanes.LaneReader(), list[lanes.Config]()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not any(c.worker_id == 6 and c.until_ms > c.from_ms for c in configs):
                 configs += [m for m in parser.feed(await reader.read(65_536)) if isinstance(m, lanes.Config)]
         firsts = [c for c in configs if c.worker_id == 6]

@@ -47,6 +47,8 @@ RETRY_PAUSES_S: Final = (0.05, 0.2)
 AWAY_PAUSE_S: Final = 0.2
 DELIVER_TIMEOUT_S: Final = 2.0
 DIRTY_PERIOD_S: Final = 1.0
+UNTAKEN: Final = "nobody took them"
+"""Why a shard that answers is marked dirty."""
 NOTICE_ENTRIES: Final = 500
 """Of notices in one turn of a lane: a shard takes them within some ms."""
 NOTICE_ENTRY_BYTES: Final = 128
@@ -174,10 +176,10 @@ class Downlink:
             self._tasks.create_task(forever(f"lane {shard}", lane.run()), name=f"lane {shard}")
         return lane
 
-    async def mark_dirty(self, shards: Collection[str], entries: int) -> None:
-        """Marks shards dirty; returns when that is durable."""
+    async def mark_dirty(self, shards: Collection[str], entries: int, why: str) -> None:
+        """Marks shards dirty; returns when that is durable. why: for the log."""
         metrics.FANOUT.labels("dirty").inc(entries)
-        self._log.warning("marked dirty", shards=sorted(shards), entries=entries)
+        self._log.warning("marked dirty", shards=sorted(shards), entries=entries, why=why)
         while True:
             try:
                 await self._dirty.mark_dirty(shards)
@@ -322,7 +324,7 @@ class _Lane:
             await self._filled.wait()
             turn, jobs, look, dropped = self._take()
             if dropped:
-                await self._downlink.mark_dirty([self._shard], dropped)
+                await self._downlink.mark_dirty([self._shard], dropped, "too much waits")
             if turn.entries:
                 await self._deliver(turn, jobs, look)
             for job in jobs:
@@ -378,7 +380,7 @@ class _Lane:
         while True:
             untaken = await self._try(part)
             if untaken is None:
-                await self._downlink.mark_dirty([self._shard], len(part.entries))
+                await self._downlink.mark_dirty([self._shard], len(part.entries), "no answer")
                 return
             metrics.FANOUT.labels("taken").inc(len(part.entries) - len(untaken))
             if not untaken:
@@ -450,4 +452,4 @@ class _Lane:
             untaken = [i for i in untaken if slot_of(part.entries[i].conn_id) not in moving]
         owners = {topology.owner(slot_of(part.entries[i].conn_id)).shard for i in untaken}
         if owners:
-            await self._downlink.mark_dirty(owners, len(untaken))
+            await self._downlink.mark_dirty(owners, len(untaken), UNTAKEN)

@@ -127,9 +127,9 @@ async def test_m12_killed_again_and_again_in_the_middle_of_a_thousand(postgres_u
         node = await c.start(batch_records=7)
         total = 100
         for i in range(total):
+            done = len(c.pushes(bob))  # before: all of it may be pushed by the time that this knows it sent
             await c.send(*(up(s, "bob", b"%d" % i, client_id=i + 1) for s in senders))
             if i % 20 == 10:
-                done = len(c.pushes(bob))
                 await until(lambda done=done: len(c.pushes(bob)) > done)  # type: ignore[misc]  # mypy: a lambda's default
                 await node.kill()
                 node = await c.start(batch_records=7)

@@ -341,5 +341,5 @@ async def test_a_shard_that_is_no_more_needs_no_cleaning() -> None:
         await r.dirty.mark_dirty(["s9"])
         await r.dirty.mark_dirty(["s1"])
         r.shards.done["s1"] = 0
-        await r.downlink.mark_dirty([], 0)  # wakes the loop
+        await r.downlink.mark_dirty([], 0, "")  # wakes the loop
         await until(lambda: r.dirty.counts == {"s1": 1})

@@ -456,7 +456,7 @@ async def test_ready_follows_the_process(tmp_path: Path) -> None:
         assert kept.keeper.pid is not None
         os.kill(kept.keeper.pid, signal.SIGKILL)
         (tmp_path / "go").unlink()
-        await until(lambda: not kept.keeper.ready, 5, "a dead one passes for ready")
+        await until(lambda: not kept.keeper.ready, 20, "a dead one passes for ready")
     finally:
         await kept.keeper.end(5)
 

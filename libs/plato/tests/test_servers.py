@@ -296,7 +296,7 @@ async def test_nothing_outlives_a_killed_owner(
         assert [fact(pid, "comm")[:6] for pid in pids] == ["postgr", "valkey"]
         process.kill()
         process.wait()
-        await until(lambda: not any(alive(pid) for pid in pids), 5, f"{pids} outlived their owner")
+        await until(lambda: not any(alive(pid) for pid in pids), 20, f"{pids} outlived their owner")
     async with started(postgres):
         assert await kept(postgres) == []
 

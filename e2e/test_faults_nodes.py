@@ -50,6 +50,8 @@ SPEC: Final[Object] = {
 HELD_S: Final = 15.0
 STARTS_S: Final = 90.0
 """A pod is there, named by the record, and serves: on a busy machine."""
+NOT_READY_S: Final = 30.0
+"""Within so many seconds a platform without msg is no longer Ready."""
 NO_SERVICE: Final = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(300)]
@@ -94,14 +96,18 @@ class Stage:
 
     def whole(self) -> None:
         """Three gateways serve, and everything is Ready."""
-        for pid in self.stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-        self.stopped.clear()
+        self.wake()
         self.platform.scale(3)
         self.platform.wait_gateways(3, 2 * STARTS_S)
         self.platform.wait_ready()
         self.platform.wait_settled()  # a test that changed the template and put it back may have begun a roll
+
+    def wake(self) -> None:
+        """What was stopped goes on."""
+        for pid in self.stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self.stopped.clear()
 
     def change_pool(self, **template: Any) -> None:
         """Changes the template of the default pool."""
@@ -419,6 +425,29 @@ def test_o17_o16_a_lost_node_keeps_ids_and_slots_until_it_is_fenced_and_an_updat
 def _terminating(stage: Stage, name: str, uid: str) -> bool:
     pod = stage.kube.get("Pod", name)
     return pod is not None and pod["metadata"]["uid"] == uid and "deletionTimestamp" in pod["metadata"]
+
+
+def test_ready_turns_false_soon_after_all_msg_stand_still_and_true_again_when_they_go_on(stage: Stage) -> None:
+    """SIGSTOP of every msg process; the condition says what that means for people."""
+
+    def ready() -> Object:
+        return stage.kube.condition("PlatoCluster", stage.platform.name, "Ready")
+
+    def noticed() -> bool:
+        for pid in (pid for pod in stage.platform.pods("msg") for pid in processes(pod, b"plato_msg")):
+            with contextlib.suppress(ProcessLookupError):  # kubelet ended it meanwhile
+                os.kill(pid, signal.SIGSTOP)  # each time: kubelet may have begun another one
+                stage.stopped.add(pid)
+        return ready().get("status") == "False"
+
+    began = time.monotonic()
+    wait_for("Ready is False without msg", noticed, NOT_READY_S, seen=stage.platform.state)
+    print(f"Ready was False {time.monotonic() - began:.0f} s after msg stood still")
+    assert stage.stopped, "no process of msg was found"
+    assert ready()["reason"] == "MsgDown"
+    assert "no msg pod is ready" in ready()["message"]
+    stage.wake()
+    stage.platform.wait_ready(60)
 
 
 def test_what_was_done_leaves_a_quiet_cluster(stage: Stage) -> None:

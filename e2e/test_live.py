@@ -25,7 +25,6 @@ STEPS = (
     steps.restart_shards,
     steps.add_and_remove_a_shard,
     steps.restart_operator,
-    steps.stop_msg,
     steps.quiet,
 )
 """What changes gateways comes first: the id of one that is gone rests for two minutes, and its return to the record is a

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 from plato.api import names
@@ -24,7 +22,7 @@ from e2e.frame.platform import OPERATOR_LABEL, Platform, pod_ready
 from e2e.live.driver import LiveLoad
 from e2e.testbed.audit import writes
 from e2e.testbed.layout import Layout
-from e2e.testbed.node import Node, container_pids
+from e2e.testbed.node import Node
 
 SPEC: Final = {
     "state": {"shards": 2, "slotsPerMove": 16, "moveIntervalSeconds": 1},
@@ -38,8 +36,6 @@ SPEC: Final = {
     },
 }
 """What the live platform has other than the defaults: short drains, and 16 slots per second."""
-NOT_READY_S: Final = 30.0
-"""Within so many seconds a platform without msg is no longer Ready."""
 ACTS_S: Final = 10.0
 QUIET_S: Final = 60.0
 
@@ -230,23 +226,6 @@ def restart_operator(stage: Stage) -> None:
         wait_for("another operator is Ready", another, 120, seen=platform.state)
 
 
-def stop_msg(stage: Stage) -> None:
-    """All msg processes stand still: Ready turns False in time, and True again when they go on."""
-    platform = stage.platform
-    with stage.step("msg stands still"):
-        began = time.monotonic()
-        try:
-
-            def noticed() -> bool:
-                _signal_msg(platform, signal.SIGSTOP)  # each time: kubelet may have begun another one
-                return platform.kube.condition("PlatoCluster", platform.name, "Ready").get("status") == "False"
-
-            wait_for("Ready is False without msg", noticed, NOT_READY_S, seen=platform.state)
-            print(f"  Ready was False {time.monotonic() - began:.0f} s after msg stood still", flush=True)
-        finally:
-            _signal_msg(platform, signal.SIGCONT)
-
-
 def quiet(stage: Stage) -> None:
     """A minute in which nothing changes: the operator writes nothing but its Lease; then it acts upon a change in time.
 
@@ -288,21 +267,3 @@ def _written(stage: Stage, last_s: float) -> list[str]:
 def _node_ready(platform: Platform, name: str) -> bool:
     node = platform.kube.get("Node", name)
     return node is not None and pod_ready(node)
-
-
-def _signal_msg(platform: Platform, number: signal.Signals) -> None:
-    for pid in _msg_pids(platform):
-        with contextlib.suppress(ProcessLookupError):  # kubelet ended it meanwhile
-            os.kill(pid, number)
-
-
-def _msg_pids(platform: Platform) -> list[int]:
-    """Processes of our msg pods, by the pod's uid in the name of their cgroup."""
-    ours = [str(pod["metadata"]["uid"]) for pod in platform.pods("msg")]
-    found = []
-    for pid in container_pids():
-        with contextlib.suppress(OSError):
-            groups = Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii")
-            if any(uid in groups for uid in ours) and b"plato_msg" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found

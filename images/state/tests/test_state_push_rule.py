@@ -177,6 +177,11 @@ def notify_frame(seq: int, conversation_id: str = "g:town") -> bytes:
     return pb.MsgCmd(Type=pb.NOTIFY, Payload=notify.SerializeToString()).SerializeToString()
 
 
+def seqs(client: Client) -> list[int]:
+    """Of the notices that it got."""
+    return [r.message.newest[0].seq for r in client.of(pb.NOTIFY)]
+
+
 async def test_r4_a_notice_that_is_unsent_is_replaced_by_a_newer_one_under_its_number() -> None:
     world = World()
     async with world.shard() as state, Link(state) as link:
@@ -200,8 +205,8 @@ async def test_r4_a_notice_that_is_unsent_is_replaced_by_a_newer_one_under_its_n
         link._taken = max(b.batch_no for b in link.batches)
         await link.take()
         for n, client in enumerate(clients):
-            await until(lambda client=client: client.of(pb.NOTIFY) != [])  # type: ignore[misc]  # mypy: as above
-            told = [(r.message.newest[0].seq, numbers(r)[1]) for r in client.of(pb.NOTIFY)]
+            await until(lambda client=client: seqs(client)[-1:] == [400])  # type: ignore[misc]  # mypy: as above
+            told = list(zip(seqs(client), [numbers(r)[1] for r in client.of(pb.NOTIFY)], strict=True))
             first = len(client.of(pb.PUSH)) + 1 if n == 2 else 1
             assert told == [(400, first)] if n != 1 else told[-1] == (400, 3)
         pushes = state.shard.connections[ids[0]].pushes

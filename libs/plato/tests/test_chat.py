@@ -231,7 +231,7 @@ async def test_the_screen_shows_history_ticks_and_the_connection() -> None:
             async with app.run_test(size=(80, 24)) as pilot:
                 await until(lambda: "line 119" in content(app, "#lines"))
                 assert "alice → bob" in content(app, "#head")
-                assert "online" in content(app, "#head")
+                await until(lambda: "online" in content(app, "#head"))
                 talk = app.query_one(Talk)
                 await until(lambda: talk.max_scroll_y > 0 and talk.scroll_y == talk.max_scroll_y)
                 for _ in range(12):

@@ -127,13 +127,14 @@ async def test_a_plain_chat_leads_a_group() -> None:
         ]
         await until(lambda: "/role: " in err.getvalue(), err.getvalue())
         assert "# /recall: there is no message #77 here\n" in err.getvalue()
-        assert server.platform.user("alice").of(group).read_seq == 5, "what was printed is read"
+        await until(lambda: server.platform.user("alice").of(group).read_seq == 5, "what was printed is read")
         typed.type(
             "/members", "/role bob administrator", "/remove carol", "/add dora", "/list", "/recall #5", "/open bob"
         )
         await until(lambda: "/open: no conversation is called 'bob'" in err.getvalue(), err.getvalue())
         await (await bob.send("psst", to="alice")).settled()
         await until(lambda: "# bob wrote to you: psst\n" in err.getvalue())
+        await until(lambda: "alice recalled [5]" in out.getvalue(), out.getvalue())  # while its group is open
         typed.type("/open bob", "hi", None)
         assert await asyncio.wait_for(chat, 15) == 0, err.getvalue()
         assert out.getvalue().splitlines()[-2:] == ["[1] bob: psst", "[2] alice: hi"]

@@ -27,7 +27,7 @@ from plato_gateway.core import lanes
 from plato_gateway.link import Link
 from plato_gateway.load import Load
 
-DEADLINE_S = 15.0
+DEADLINE_S = 30.0
 
 
 async def until(condition: Callable[[], bool], what: str = "") -> None:

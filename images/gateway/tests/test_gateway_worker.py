@@ -28,7 +28,7 @@ from plato_gateway.core import lanes
 from plato_gateway.core.drain import Mode
 from plato_gateway.uplink import SHARE
 
-DEADLINE_S = 15.0
+DEADLINE_S = 30.0
 CREDIT_BYTES = 4_194_304
 WORKER_ID = 7
 WS_KEY = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"

@@ -47,7 +47,7 @@ class Place:
         self.link: Link
         self.peers: list[Peer] = []
 
-    async def until(self, condition: Any, deadline_s: float = 15.0, why: str = "") -> Any:
+    async def until(self, condition: Any, deadline_s: float = 40.0, why: str = "") -> Any:
         """The condition's first true value, while every peer reads."""
         try:
             async with asyncio.timeout(deadline_s):

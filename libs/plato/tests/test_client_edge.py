@@ -52,7 +52,7 @@ TOLD = pb.ACKMsg(
     resume_window_ms=10_000,
     max_body_bytes=61_440,
 )
-WAIT_S = 15.0
+WAIT_S = 40.0
 ALICE_BOB = dialogue_id("alice", "bob")
 
 

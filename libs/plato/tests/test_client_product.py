@@ -53,7 +53,7 @@ PAIR = dialogue_id("alice", "bob")
 
 
 async def until(condition: Callable[[], object], what: str = "") -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 40
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(what or "the condition never came true")

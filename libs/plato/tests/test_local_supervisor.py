@@ -288,7 +288,7 @@ def test_kill_9_of_the_supervisor_leaves_no_orphan_and_the_next_start_goes_on(tm
 
     everyone = family(int(second.status()["supervisor_pid"]))
     os.kill(int(second.status()["supervisor_pid"]), signal.SIGINT)  # Ctrl-C
-    assert second.reap(30) == 0
+    assert second.reap(60) == 0
     until(lambda: not any(alive(pid) for pid in everyone), 20, "orphans were left")
     assert not second.folder.status.exists()
     told = plato("status", cluster=second)
@@ -327,7 +327,7 @@ def test_a_normal_user_runs_it_in_the_folder_beside_the_project(tmp_path: Path) 
         said = "chat alice --to bob\n"
         until(lambda: said in (tmp_path / "out").read_text(), 20, "the default folder needs no flag")
         up.send_signal(signal.SIGTERM)
-        assert up.wait(30) == 0
+        assert up.wait(60) == 0
     finally:
         up.kill()
         up.wait()

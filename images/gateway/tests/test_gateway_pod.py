@@ -31,7 +31,7 @@ from plato_gateway import preflight
 from plato_gateway.core import lanes
 from plato_gateway.pod import Pod
 
-DEADLINE_S = 20.0
+DEADLINE_S = 50.0
 WORKERS = 2
 
 

@@ -31,8 +31,8 @@ from tests.kafka.broker import Broker
 PARTITIONS = 8
 PATIENCE_S = 30.0
 """Of appends that are to go through, on a machine that is busy."""
-BROKEN_S = 1.5
-"""Of an append that cannot go through."""
+BROKEN_S = {"before": 1.5, "after": 3.0}
+"""Of an append that cannot go through; where it is to reach the server, on a machine that is busy."""
 
 
 class Bus(Protocol):
@@ -205,7 +205,7 @@ class Kafka:
 
     def _break(self, when: str) -> None:
         self.relay.cut = when
-        self.producer.inner.timeout_s = BROKEN_S
+        self.producer.inner.timeout_s = BROKEN_S[when]
 
     async def gap(self, partition: int) -> None:
         """A transaction that was given up leaves a mark in the log, which is no record."""

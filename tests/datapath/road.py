@@ -238,7 +238,7 @@ class Road:
         self.topology = topology
         self.peers: list[Peer] = []
 
-    async def until(self, condition: Callable[[], Any], deadline_s: float = 15.0) -> Any:
+    async def until(self, condition: Callable[[], Any], deadline_s: float = 40.0) -> Any:
         """The condition's first true value. Raises TimeoutError."""
         async with asyncio.timeout(deadline_s):
             while True:

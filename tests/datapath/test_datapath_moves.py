@@ -47,7 +47,7 @@ class Place:
         self.link: Link
         self.peers: list[Peer] = []
 
-    async def until(self, condition: Any, deadline_s: float = 15.0, why: str = "") -> Any:
+    async def until(self, condition: Any, deadline_s: float = 40.0, why: str = "") -> Any:
         """The condition's first true value, while every peer reads."""
         try:
             async with asyncio.timeout(deadline_s):
@@ -260,7 +260,7 @@ async def test_new_connections_are_not_minted_in_a_slot_that_waits(
     async def never(*_: Any) -> dict[int, Any]:
         return {}
 
-    assert len(minted()) == SLOTS
+    await place.until(lambda: len(minted()) == SLOTS)
     target = next(n for n in NAMES if n != place.topology.current().owner(slot).shard)
     monkeypatch.setattr(place.states[target].ownership._store, "acquire", never)
     place.move(slot)

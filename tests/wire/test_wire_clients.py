@@ -18,7 +18,7 @@ from plato.wire.v1 import client_pb2 as pb
 
 from tests.wire import public_client as public
 
-WAIT_S = 15.0
+WAIT_S = 40.0
 pytestmark = pytest.mark.timeout(90)
 
 

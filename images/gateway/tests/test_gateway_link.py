@@ -27,7 +27,7 @@ from plato_gateway.core import lanes
 from plato_gateway.link import Link
 from plato_gateway.load import Load
 
-DEADLINE_S = 15.0
+DEADLINE_S = 30.0
 
 
 async def until(condition: Callable[[], bool], what: str = "") -> None:
@@ -349,6 +349,7 @@ async def test_a_shard_that_takes_nothing_stops_no_other(cluster: Make) -> None:
             w.event(1023, b"y" * 1_000)
             await asyncio.sleep(0)
         await until(lambda: sum(len(e.data) for e in fine.events) == 25_000)
+        await until(lambda: len(stuck.batches) >= 2, "the second batch, by another stream")
         assert len(stuck.batches) == 2, "two untaken batches at most"
         assert not [m for m in w.all(lanes.Credit) if m.group == w.group_of_slot(0)]
         # Taken at last: what waited follows, joined into one batch, and the credit comes back, all of it, once.
@@ -470,7 +471,7 @@ async def test_frames_reach_their_worker_and_count_as_taken(cluster: Make) -> No
         c.shards[0].send(frames_for({0: [10], 1: [11, 13]}, 1))
         c.shards[0].send(frames_for({1: [15]}, 2))
         await until(lambda: c.shards[0].link_took == 2)
-        await until(lambda: len(b.all(lanes.Frames)) == 2)
+        await until(lambda: len(b.all(lanes.Frames)) == 2 and bool(a.all(lanes.Frames)))
         (only,) = a.all(lanes.Frames)
         assert (list(only.conn_ids), only.payloads, only.suffix_data) == ([10], [b"hello"], b"s")
         assert [list(f.conn_ids) for f in b.all(lanes.Frames)] == [[11, 13], [15]]
@@ -528,10 +529,11 @@ async def test_two_workers_mint_in_their_own_slots_of_the_home(cluster: Make) ->
     c = await cluster()
     c.publish(homes=("s1",))
     async with c.link(), worker(c, 0, boot=1) as a, worker(c, 1, boot=2) as b:
+        # While the home is not attached yet, the other shard's slots serve.
+        await until(lambda: a.config.slots == tuple(range(512, 1024, 2)), "of its home")
+        await until(lambda: b.config.slots == tuple(range(513, 1024, 2)), "of its home")
         await until(lambda: bool(a.config.until_ms and b.config.until_ms))
         assert a.config.worker_id == b.config.worker_id == 5
-        assert a.config.slots == tuple(range(512, 1024, 2))
-        assert b.config.slots == tuple(range(513, 1024, 2))
 
 
 async def test_a_home_that_is_silent_for_two_seconds_is_replaced_by_a_live_shard_until_it_is_back(
@@ -604,13 +606,14 @@ async def test_a_stream_that_ends_under_a_reservation_costs_that_one_only(cluste
 
 async def test_another_holder_of_the_worker_id_keeps_this_one_from_serving(cluster: Make) -> None:
     c = await cluster()
-    c.reservations.reserve("another-uid", 9, 2_000)
+    c.reservations.reserve("another-uid", 9, 600_000)
     c.publish()
     async with c.link() as link, worker(c, 0, boot=1) as w:
         await until(lambda: link.not_ready() == "held by another")
         assert w.config.until_ms == 0
+        ends_ms = c.reservations.until_ms = time.time_ns() // 1_000_000 + 500
         await until(lambda: w.config.until_ms > 0, "the other's reservation passed")
-        assert c.reservations.given[1][1] >= c.reservations.given[0][2]
+        assert c.reservations.given[1][1] >= ends_ms
 
 
 # ── topology ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -689,8 +692,7 @@ async def test_garbage_on_a_lane_ends_that_lane_only(cluster: Make) -> None:
     async with c.link() as link, worker(c, 0, boot=1) as bad, worker(c, 1, boot=2) as good:
         await attached(good)
         bad.send(b"\xff" * 32)
-        await until(lambda: bad.ended)
-        assert list(link.lanes) == [1]
+        await until(lambda: bad.ended and list(link.lanes) == [1])
         good.event(0, b"fine")
         await until(lambda: [e.data for e in c.shards[0].events] == [b"fine"])
 

@@ -315,7 +315,7 @@ def _free_port() -> int:
 
 
 def test_a_connection_by_polls_is_one_as_any_other(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
-    settings = make_settings(poll_port=_free_port(), poll_wait_ms=5_000, poll_silent_ms=2_500, login_timeout_ms=5_000)
+    settings = make_settings(poll_port=_free_port(), poll_wait_ms=5_000, poll_silent_ms=4_000, login_timeout_ms=5_000)
     with gateway(settings, tmp_path) as (lane, parts, poller):
         one = poller()
         one.open()
@@ -361,6 +361,7 @@ def test_a_connection_by_polls_is_one_as_any_other(make_settings: Callable[..., 
         assert one.post(Body(session=one.session))[0] == 410
 
         # A client that asks no more is closed, and its shard hears of it.
+        assert lane.until(lanes.CLOSED)[0] == conn_id  # the one before: it must not be taken for the next one's
         lane.events.clear()
         silent = poller()
         silent.open()
@@ -386,16 +387,16 @@ def test_a_connection_by_polls_is_one_as_any_other(make_settings: Callable[..., 
 
 def test_http_is_bounded_and_says_what_is_wrong(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
     settings = make_settings(
-        poll_port=_free_port(), poll_max_connections=1, max_connections=1, login_timeout_ms=1_500, max_frame_bytes=4_096
+        poll_port=_free_port(), poll_max_connections=1, max_connections=1, login_timeout_ms=3_000, max_frame_bytes=4_096
     )
     port = settings.gateway.poll_port
     with gateway(settings, tmp_path) as (_, _, poller):
         # Nobody keeps a socket without a request, and a connection without a frame is no login.
         with closing(socket.create_connection(("127.0.0.1", port), DEADLINE_S)) as idle:
+            one = poller()
+            one.open()
+            assert one.last_words() == pack(canned.ERRORS[Code.LOGIN_TIMEOUT])
             assert idle.recv(1) == b""
-        one = poller()
-        one.open()
-        assert one.last_words() == pack(canned.ERRORS[Code.LOGIN_TIMEOUT])
         one.open()  # what is over takes no place
         one.ask(payloads=(b"x",))
         other = poller()

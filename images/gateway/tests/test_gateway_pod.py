@@ -31,7 +31,7 @@ from plato_gateway import preflight
 from plato_gateway.core import lanes
 from plato_gateway.pod import Pod
 
-DEADLINE_S = 20.0
+DEADLINE_S = 50.0
 WORKERS = 2
 
 
@@ -189,7 +189,7 @@ async def test_a_killed_link_costs_its_clients_nothing_but_time(pod: RunningPod)
         os.kill(link, signal.SIGKILL)
         answers = await asyncio.gather(*(echo(r, w, b"turn %d" % turn) for r, w in clients))
         assert answers == [b"turn %d+" % turn] * 20
-        assert pod.pids["link"] not in (0, link)
+        await until(lambda: pod.pids["link"] not in (0, link), "the next one is named")  # noqa: B023 -- it ends in here
     assert sum(kind == lanes.OPENED for kind, _ in pod.shard.kinds) == len(
         {c for k, c in pod.shard.kinds if k == lanes.OPENED}
     )
@@ -301,11 +301,15 @@ async def test_sigterm_says_goodbye_and_ends_with_code_0(pod: RunningPod) -> Non
     reader, writer = await pod.connect()
     everyone = [pod.pids["link"], *pod.pids["workers"]]
     pod.process.send_signal(signal.SIGTERM)
-    assert await reader.read() == pack(canned.GATEWAY_CLOSING)
+    said = await reader.read()
+    while said.startswith(pack(b"hello+")):  # answers to what `connect` repeated
+        said = said.removeprefix(pack(b"hello+"))
+    assert said == pack(canned.GATEWAY_CLOSING)
     writer.close()
     assert await asyncio.to_thread(pod.process.wait, DEADLINE_S) == 0
     assert not any(alive(p) for p in everyone)
-    assert any(k == lanes.CLOSED for k, _ in pod.shard.kinds), "the shard was told before the link ended"
+    # The link has ended; what it told last may still be on its way here.
+    await until(lambda: any(k == lanes.CLOSED for k, _ in pod.shard.kinds), "the shard was told before the link ended")
     assert not (pod.settings.gateway.run_dir / "pids.json").exists()
 
 

@@ -167,6 +167,7 @@ async def test_appends_that_wait_for_their_turn_are_told_in_time_while_no_broker
     assert all(isinstance(one, Unavailable) for one in found)
     assert broker.asked < 10, "most were told while they waited"
     broker.mute = False
+    producer.timeout_s = 30.0
     await producer.append({0: [b"x"]})
     assert broker.log == [(0, b"x")]
     await producer.close()

@@ -31,7 +31,7 @@ TOLD = pb.ACKMsg(heartbeat_ms=400, repeat_min_ms=80, repeat_max_ms=400, reconnec
 
 
 async def until(condition: Callable[[], object], what: str = "") -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 40
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(what)
@@ -127,15 +127,16 @@ async def test_a_plain_chat_leads_a_group() -> None:
         ]
         await until(lambda: "/role: " in err.getvalue(), err.getvalue())
         assert "# /recall: there is no message #77 here\n" in err.getvalue()
-        assert server.platform.user("alice").of(group).read_seq == 5, "what was printed is read"
+        await until(lambda: server.platform.user("alice").of(group).read_seq == 5, "what was printed is read")
         typed.type(
             "/members", "/role bob administrator", "/remove carol", "/add dora", "/list", "/recall #5", "/open bob"
         )
         await until(lambda: "/open: no conversation is called 'bob'" in err.getvalue(), err.getvalue())
         await (await bob.send("psst", to="alice")).settled()
         await until(lambda: "# bob wrote to you: psst\n" in err.getvalue())
+        await until(lambda: "alice recalled [5]" in out.getvalue(), out.getvalue())  # while its group is open
         typed.type("/open bob", "hi", None)
-        assert await asyncio.wait_for(chat, 15) == 0, err.getvalue()
+        assert await asyncio.wait_for(chat, 40) == 0, err.getvalue()
         assert out.getvalue().splitlines()[-2:] == ["[1] bob: psst", "[2] alice: hi"]
         assert "# alice (owner), bob, carol\n" in err.getvalue()
         assert "# milk\n" in err.getvalue()
@@ -237,7 +238,7 @@ async def test_a_chat_opens_with_a_group_by_its_title(
 
         assert await chat("milk") == 2
         assert "alice is in no group 'milk'" in capsys.readouterr().err
-        monkeypatch.setattr("plato.cli.chat.GROUP_S", 15)
+        monkeypatch.setattr("plato.cli.chat.GROUP_S", 40)
         shown = io.StringIO()
         monkeypatch.setattr(sys, "stdout", shown)
         running = chat("tea")
@@ -271,7 +272,7 @@ async def test_a_mistyped_command_is_not_sent() -> None:
         Client("alice", ":memory:", [server.address], user="alice") as alice,
     ):
         out, err = io.StringIO(), io.StringIO()
-        code = await asyncio.wait_for(PlainChat(alice, PAIR, "bob", out, err).run(lines(), asyncio.Event()), 15)
+        code = await asyncio.wait_for(PlainChat(alice, PAIR, "bob", out, err).run(lines(), asyncio.Event()), 40)
         assert code == 1, "not all that was typed was sent"
         assert out.getvalue() == "[1] alice: /opn is text\n[2] alice: /etc/hosts too\n"
         assert "# /opn is no command and was not sent; /help lists them, //opn says it as text\n" in err.getvalue()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -388,8 +389,10 @@ def test_the_commands_start_fast() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0 s"), (59, "59 s"), (60, "1 min"), (3_599, "59 min"), (7_200, "2 h"), (200_000, "2 d")]
 )
-def test_ago_uses_the_largest_unit(seconds: int, text: str) -> None:
-    assert show.ago(time.time() - seconds - 0.5) == text
+def test_ago_uses_the_largest_unit(seconds: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = time.time()
+    monkeypatch.setattr(show, "time", SimpleNamespace(time=lambda: now_s))
+    assert show.ago(now_s - seconds - 0.5) == text
 
 
 def test_auth_settings_are_those_of_the_token(tmp_path: Path) -> None:

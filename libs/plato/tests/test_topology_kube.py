@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from plato.topology.record import Rest, Shard, Topology, even_ranges
 from plato.topology.stored import pack
 
 NAME = "plato-topology"
-QUICK = Pace(watch_s=60, silence_s=0.5, answer_s=0.4, backoff_min_s=0.01, backoff_max_s=0.05)
+QUICK = Pace(watch_s=60, silence_s=0.5, answer_s=20, backoff_min_s=0.01, backoff_max_s=0.05)
+"""A request that nobody answers is none of these tests' cases: a busy machine may take its time."""
+WAIT_S = 20.0
 
 
 def record(epoch: int) -> Topology:
@@ -59,14 +62,14 @@ def pod(api: FakeKubeApi, tmp_path: Path) -> Pod:
     return Pod(api, tmp_path)
 
 
-async def until(holds: Callable[[], bool], within_s: float = 5) -> None:
-    async with asyncio.timeout(within_s):
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
         while not holds():  # noqa: ASYNC110 - conditions of several objects
             await asyncio.sleep(0.005)
 
 
 async def epoch_is(source: KubeTopology, epoch: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         assert (await source.changed(epoch - 1)).epoch == epoch
 
 
@@ -121,13 +124,13 @@ async def test_what_happened_while_the_watch_was_cut_is_not_missed(api: FakeKube
 
 async def test_a_watch_that_the_server_ended_goes_on_where_it_stood(api: FakeKubeApi, pod: Pod) -> None:
     api.publish(NAME, record(5))
-    async with pod.runs(dataclasses.replace(QUICK, watch_s=1.0)) as source:
+    async with pod.runs(dataclasses.replace(QUICK, watch_s=1.0, silence_s=20)) as source:
         await until(lambda: api.watches == 1)
         api.bookmark()
-        marked = api.version
-        await until(lambda: len(api.requests) >= 3)
-        assert api.requests[2]["watch"] == "1"
-        assert api.requests[2]["resourceVersion"] == str(marked)
+        marked = str(api.version)
+        # The next watch, or the one behind it, if this one ended in the very moment of the mark.
+        await until(lambda: any(r.get("resourceVersion") == marked for r in api.requests))
+        assert ["watch" in r for r in api.requests] == [False] + [True] * (len(api.requests) - 1)
         api.publish(NAME, record(6))
         await epoch_is(source, 6)
 
@@ -150,7 +153,7 @@ async def test_410_in_the_middle_of_a_watch(api: FakeKubeApi, pod: Pod) -> None:
     async with pod.runs() as source:
         await until(lambda: api.watches == 1)
         api.say({"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "Expired"}})
-        await until(lambda: len([r for r in api.requests if "watch" not in r]) == 2)
+        await until(lambda: len([r for r in api.requests if "watch" not in r]) >= 2)
         assert not source.gone
         api.oldest = api.version
         api.publish(NAME, record(6))
@@ -273,7 +276,7 @@ async def test_garbage_in_a_watch_keeps_the_last_good_record(
 
 async def test_a_server_that_falls_silent_is_left(api: FakeKubeApi, pod: Pod) -> None:
     api.publish(NAME, record(5))
-    async with pod.runs(dataclasses.replace(QUICK, watch_s=1.0, silence_s=0.1)) as source:
+    async with pod.runs(dataclasses.replace(QUICK, watch_s=1.0, silence_s=0.1, answer_s=2)) as source:
         await until(lambda: api.watches == 1)
         api.mute = True
         api.publish(NAME, record(6))
@@ -287,10 +290,12 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_pause
     api.publish(NAME, record(5))
     api.end_watches_at_once = True
     slow = dataclasses.replace(QUICK, backoff_min_s=0.2, backoff_max_s=0.2)
+    began_s = time.monotonic()
     async with pod.runs(slow) as source:
         await epoch_is(source, 5)
         await asyncio.sleep(0.5)
-        assert len(api.requests) <= 2 * 6  # a list and a watch, each 0.1 s at the earliest
+        # A list and a watch, each 0.1 s at the earliest, for as long as it took.
+        assert len(api.requests) <= 2 * (1 + (time.monotonic() - began_s) / 0.1)
         api.end_watches_at_once = False
         api.publish(NAME, record(6))
         await epoch_is(source, 6)
@@ -389,7 +394,7 @@ async def test_without_a_config_map_the_file_is_read(tmp_path: Path) -> None:
     assert isinstance(source, FileTopology)
     write(tmp_path / "t.json", record(5))
     following = asyncio.create_task(source.run())
-    assert (await asyncio.wait_for(source.changed(0), 5)).epoch == 5
+    assert (await asyncio.wait_for(source.changed(0), WAIT_S)).epoch == 5
     assert not source.gone
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)

@@ -49,7 +49,7 @@ async def test_r4_an_acknowledgement_is_cumulative_and_ends_the_repeats() -> Non
     async with world.shard(**QUICK) as state, Link(state) as link:
         client = await (await link.connect(world.conn_id())).live()
         await deliver(state, [client.conn_id], *(push_frame(b"%d" % n) for n in range(3)))
-        await until(lambda: len(client.of(pb.PUSH)) == 3)
+        await until(lambda: len(client.of(pb.PUSH)) >= 3)  # and perhaps the third again
         await acknowledge(client, client.run, 3)
         assert len(state.shard.repeats) == 0
         await deliver(state, [client.conn_id], push_frame(b"next"))

@@ -7,7 +7,7 @@ ARGS ?=
 
 .PHONY: help setup up down status doctor test test-go test-kafka test-product test-operator lint types imports proto proto-check \
 	settings-page settings-check openapi-page openapi-check crds-page crds-check manifests manifests-check mutants lock first-use ci clean \
-	testbed-up testbed-down testbed-check e2e e2e-fast images images-load bench web web-check web-test
+	testbed-up testbed-down testbed-check e2e e2e-fast images images-load bench web web-check web-test search
 
 help:
 	@echo "make up          start Plato on this machine (Ctrl-C stops it; the data stays)"
@@ -23,6 +23,7 @@ help:
 	@echo "make proto-check, settings-check, openapi-check, crds-check   compare them; make crds-page writes docs/crds.md"
 	@echo "make manifests   write what the charts take from crds/, and deploy/ from the chart (needs helm); manifests-check compares"
 	@echo "make mutants     break each rule and see its test fail; ARGS=R7 picks one"
+	@echo "make search      other random histories than those that make test draws each time; each finding is a test to be written"
 	@echo "make testbed-up, testbed-down     a real Kubernetes on this machine, as root; testbed-check proves it"
 	@echo "make images, images-load   build the container images; put them onto the testbed's nodes; ARGS=\"gateway --tag 0.1.1\""
 	@echo "make e2e         all of it on a real Kubernetes, as root; e2e-fast: scale, roll and drain under load"
@@ -61,6 +62,9 @@ test-go: setup
 
 test-operator: setup
 	@$(BIN)/python tools/run_tests.py --operator $(ARGS)
+
+search: setup
+	@PLATO_SEARCH=1 $(BIN)/python -m pytest -m hypothesis $(ARGS)
 
 web:
 	@bash tools/web.sh build

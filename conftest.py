@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,11 +29,19 @@ _READY_S = 60.0
 
 
 def pytest_configure() -> None:
-    """Logged tracebacks are plain: pretty ones, with every local variable, cost seconds each. Hypothesis has no clock."""
+    """Logged tracebacks are plain: pretty ones, with every local variable, cost seconds each. Hypothesis has no clock, and
+    draws the same examples for the same test each time, so that whether a change passes is no matter of chance; `make search`
+    looks for others."""
     plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
-    # How long drawing an example takes says how busy the machine is, and nothing of the product.
-    settings.register_profile("plato", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "plato",
+        settings(),
+        derandomize=not os.environ.get("PLATO_SEARCH"),
+        # How long drawing an example takes says how busy the machine is, and nothing of the product.
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     settings.load_profile("plato")
 
 

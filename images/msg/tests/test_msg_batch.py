@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msg_harness import up
 from plato.core.codes import Code
@@ -93,6 +93,7 @@ uplinks_strategy = st.lists(
 
 @settings(deadline=None)
 @given(uplinks_strategy, st.lists(st.integers(0, 40), max_size=6), st.booleans(), st.integers(-3, 5))
+@example([uplink("alice", "bob", 1, conversation_id=ALICE_BOB)] * 2, [], False, 0)  # a copy in the same batch
 async def test_r9_order_numbers_and_outcomes_hold_however_the_records_are_cut_into_batches(
     uplinks: list[Uplink], cuts: list[int], guests: bool, shift: int
 ) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from plato.topology.homes import Guest, bind, covers, residues
 from plato.topology.record import (
@@ -143,6 +143,11 @@ def test_a_rest_never_shortens_and_covers_drain_reservation_and_skew() -> None:
         max_size=9,
     ),
     st.sets(st.sampled_from(NAMES), max_size=5),
+)
+@example(  # g5 had to move once more
+    owned_by([NAMES[i % 2] for i in range(1024)]),
+    [(1, []), (1, []), (2, []), (1, []), (2, [NAMES[1]]), (1, [NAMES[0]])],
+    set(),
 )
 def test_homes_let_every_worker_mint_and_rest_once_bound(
     topology: Topology, pods: list[tuple[int, list[str]]], leaving: set[str]

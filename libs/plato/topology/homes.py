@@ -45,10 +45,14 @@ def bind(guests: Mapping[str, Guest], bits: Mapping[str, int]) -> dict[str, tupl
     if not guests or not bits:
         return now
     badness = _badness(guests, now, bits)
-    if badness == (0, 0, 0):
-        return now
-    better = _assigned(guests, bits)
-    return better if _badness(guests, better, bits) < badness else now
+    # One look gives homes in the order of names, and from its result the next one may find better ones still.
+    while badness > (0, 0, 0):
+        better = _assigned({name: Guest(guest.workers, now[name]) for name, guest in guests.items()}, bits)
+        worth = _badness(guests, better, bits)
+        if worth >= badness:
+            break
+        now, badness = better, worth
+    return now
 
 
 def _badness(

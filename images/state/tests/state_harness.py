@@ -436,6 +436,12 @@ class Link:
         """A socket is gone."""
         await self.events([(CLOSED, conn_id, b"\x00\x00")])
 
+    async def hold(self) -> None:
+        """Takes no batch from now on, and the shard knows that it took all before."""
+        stream = self.state.shard.links[self.worker_id]
+        await until(lambda: stream._taken == stream._batch_no)
+        self.hold_taken = True
+
     async def take(self) -> None:
         """Tells the shard which batches were taken."""
         await self._write(state_pb2.LinkBatch(taken=self._taken))

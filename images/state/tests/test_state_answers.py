@@ -141,7 +141,7 @@ async def test_r3_at_most_two_batches_are_untaken_and_the_next_one_fills() -> No
     async with world.shard() as state, Link(state) as link:
         client = await (await link.connect(world.conn_id())).live()
         await client.next(pb.SYNCED)
-        link.hold_taken = True
+        await link.hold()
         before = len([b for b in link.batches if b.batch_no])
         for _ in range(10):
             await client.send(command(pb.HEARTBEAT, pb.HeartbeatMsg()))

@@ -14,6 +14,7 @@ import pytest
 from ipconfig_harness import BERLIN, WORLD, Service, Source, free_port, gateway, mmdb, serving, topology
 from plato.core.codes import Code
 from plato.runtime.admin import HttpServer
+from plato.topology.record import Topology
 from plato_ipconfig.core.rank import Board, Load, Place
 from plato_ipconfig.dispatch import Atlas
 from plato_ipconfig.gauges import Gauges
@@ -23,9 +24,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+POLL_MS = 300
+"""Also how long one answer may take, and the machine may be busy."""
 
-async def until(condition: Callable[[], Any], deadline_s: float, why: str) -> None:
-    end = time.monotonic() + deadline_s
+
+async def until(condition: Callable[[], Any], why: str) -> None:
+    end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end, why
         await asyncio.sleep(0.02)
@@ -391,26 +395,34 @@ async def test_gateways_are_asked_each_round_whatever_one_of_them_does() -> None
         good.answer = {"name": "edge-0", "uid": "uid-0", "serving": True, "connections": 2, "connections_left": 8}
         bad.status = 500
         board = Board(3_000)
-        source = LoadSource(Source(record), board, 50, lambda: 0)
+        source = LoadSource(Source(record), board, POLL_MS, lambda: 0)
         task = asyncio.create_task(source.run())
-        await until(lambda: good.asked > 3 and bad.asked > 3, 10, "not asked again")
-        assert seen(board, "edge-0").room == 8
+        await until(lambda: good.asked > 2 and bad.asked > 2, "not asked again")
+        await until(lambda: seen(board, "edge-0").room == 8, "the first was not heard")
         assert seen(board, "edge-1").age_ms is None
         bad.status, bad.answer = 200, {**good.answer, "name": "edge-1", "uid": "uid-1", "connections_left": 3}
-        await until(lambda: seen(board, "edge-1").room == 3, 10, "the second was not heard")
+        await until(lambda: seen(board, "edge-1").room == 3, "the second was not heard")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
 
 async def test_no_topology_ends_no_round() -> None:
-    empty = Source(None)
+    class Empty(Source):
+        asked = 0
+
+        def current(self) -> Topology:
+            self.asked += 1
+            return super().current()
+
+    empty = Empty(None)
     board = Board(3_000)
     async with FakeAdmin() as admin:
         admin.answer = {"name": "edge-0", "uid": "uid-0", "serving": True, "connections": 0, "connections_left": 1}
-        task = asyncio.create_task(LoadSource(empty, board, 50, lambda: 0).run())
+        task = asyncio.create_task(LoadSource(empty, board, POLL_MS, lambda: 0).run())
+        await until(lambda: empty.asked, "no round was begun")
         empty.record = topology(gateway(0, f"127.0.0.1:{admin.port}"))
-        await until(lambda: seen(board, "edge-0").room == 1, 10, "not asked once there was a topology")
+        await until(lambda: seen(board, "edge-0").room == 1, "not asked once there was a topology")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

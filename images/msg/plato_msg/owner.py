@@ -90,6 +90,8 @@ class Ownership:
         self.held: dict[int, Held] = {}
         self.doubtful = False
         """After an error whose effect is unknown: `reload` before anything else is taken."""
+        self._member = False
+        """Others may count us as one: we told our beat."""
         self._failed = ""
         self._begun_s: float | None = None
         """Loop time at which the running tick began; None: none runs."""
@@ -133,6 +135,7 @@ class Ownership:
         if not self.named:
             await self._give(list(self.held), at_once=True)
             return
+        self._member = True
         beats = await self._store.beat(self._uid)
         owners, lag = await self._store.owners()
         # A partition that is stopped commits nothing, so no guard would tell that a newer epoch stands, somebody's order to
@@ -168,8 +171,11 @@ class Ownership:
             metrics.STOPPED.set(sum(partition in self.held for partition in self._bus.stopped))
 
     async def give_all(self) -> None:
-        """Gives everything up at once. Raises Unavailable."""
+        """Gives everything up at once, and is no member any more, so that nobody plans with us or waits for our silence. For
+        the end of the process. Raises Unavailable."""
         await self._give(list(self.held), at_once=True)
+        if self._member:
+            await self._store.forget_members([self._uid])
 
     def doubt(self) -> None:
         """Memory may be wrong: drop it. Nothing is taken before `reload`."""

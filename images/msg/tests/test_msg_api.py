@@ -139,6 +139,7 @@ async def test_of_one_user_some_reads_go_at_a_time_more_wait_and_too_many_are_re
         door: Door = world.app.state.door
         asked = [asyncio.create_task(client.get(PATH)) for _ in range(auth.READS_IN_ALL)]
         await until(lambda: door.reads.under_way("alice") == auth.READS_IN_ALL)
+        await until(lambda: len(world.pulls.asked) >= auth.READS_AT_ONCE)
         assert len(world.pulls.asked) == auth.READS_AT_ONCE
         answer = await client.get(PATH)
         assert refused(answer, 429, Code.TOO_FAST)["retry_ms"] == auth.RETRY_MS

@@ -229,7 +229,7 @@ async def test_r7_a_replay_pushes_what_was_stored_not_what_was_sent(c: Cluster) 
     await until(lambda: reaches(c, 6))
     await c.nodes[0].kill()
     c.routes.on_read = lambda users: None
-    await c.start("msg-1")
+    await c.start("msg-1", stale_ms=400)
     await until(c.settled)
     pushes = {p.seq: p for p in c.pushes(ben)}
     assert set(pushes) == {1, 2, 3, 5, 6}
@@ -240,7 +240,7 @@ async def test_r7_a_replay_pushes_what_was_stored_not_what_was_sent(c: Cluster) 
 
 async def test_a_large_group_s_owner_leaves_and_the_senior_one_follows(c: Cluster) -> None:
     node = await c.start(push_members=2)
-    operations = Operations(c._producer, node.service.store)
+    operations = Operations(c._producer, node.service.store, wait_s=60.0)
     names = [f"u{n}" for n in range(9)]
 
     async def do(user: str, kind: T.MsgType.ValueType, authority: bool = False, **fields: object) -> int:
@@ -268,7 +268,7 @@ async def test_a_large_group_s_owner_leaves_and_the_senior_one_follows(c: Cluste
 async def test_the_same_key_is_one_message_and_the_first_outcome(c: Cluster) -> None:
     phone = c.connect("ann", device_id=7)
     node = await c.start()
-    operations = Operations(c._producer, node.service.store)
+    operations = Operations(c._producer, node.service.store, wait_s=60.0)
     key = client_msg_id_of("ann", "order 1")
     sent = await asyncio.gather(
         *(operations.send("ann", PAIR, 0, b"hello", key, to_user="ben") for _ in range(5)),

@@ -133,7 +133,7 @@ async def test_m12_killed_again_and_again_in_the_middle_of_a_thousand(postgres_u
                 await until(lambda done=done: len(c.pushes(bob)) > done)  # type: ignore[misc]  # mypy: a lambda's default
                 await node.kill()
                 node = await c.start(batch_records=7)
-        await until(c.settled, 30)
+        await until(c.settled)
         rows = await c.fetch(
             "SELECT conversation_id, seq, prev_seq, body FROM im_message ORDER BY conversation_id, seq"
         )

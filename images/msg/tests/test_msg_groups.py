@@ -12,6 +12,7 @@ from plato.core.codes import Code
 from plato.core.conversations import partition_of
 from plato.wire.v1 import client_pb2 as wire
 from plato.wire.v1.bus_pb2 import GroupChange, Record
+from plato_msg import downlink
 from plato_msg.downlink import NOTICE_ENTRIES
 from plato_msg.groups import Groups
 from plato_msg.notify import PAGE
@@ -74,7 +75,7 @@ async def test_r9_membership_is_as_of_the_record(c: Cluster) -> None:
 
 async def test_refused_changes_change_nothing(c: Cluster) -> None:
     await c.start()
-    groups = Groups(c._producer, c.nodes[0].service.store)
+    groups = Groups(c._producer, c.nodes[0].service.store, wait_s=60.0)
     assert (await groups.order(G, "add", ["ann"], "1")).codes == {Code.GROUP_UNKNOWN: 1}
     assert (await groups.order(G, "create", ["ann"], "2")).codes == {Code.OK: 1}
     assert (await groups.order(G, "create", ["ann"], "2")).codes == {Code.OK: 1}, "the same order is done once"
@@ -105,7 +106,7 @@ async def test_what_is_no_change_of_a_group_is_skipped(c: Cluster, why: str) -> 
 async def large(c: Cluster, count: int, online: int, *, push_members: int = 3) -> list[int]:
     """A group of `count` members, the first `online` of them connected on both shards by turns."""
     await c.start(push_members=push_members)
-    groups = Groups(c._producer, c.nodes[0].service.store)
+    groups = Groups(c._producer, c.nodes[0].service.store, wait_s=60.0)
     names = [f"u{n:05}" for n in range(count)]
     assert (await groups.order(G, "create", names, "made")).codes.keys() == {Code.OK}
     return [c.connect(name, shard=SHARDS[n % 2]) for n, name in enumerate(names[:online])]
@@ -142,11 +143,22 @@ async def test_large_and_small_is_decided_by_the_count_at_the_record(c: Cluster)
     assert [push.seq for push in c.pushes(conns[3])] == [3], "but of the leave"
 
 
-async def test_r7_a_slow_shard_holds_neither_the_others_of_a_large_group_nor_dialogues(c: Cluster) -> None:
+async def test_r7_a_slow_shard_holds_neither_the_others_of_a_large_group_nor_dialogues(
+    c: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     conns = await large(c, 2 * NOTICE_ENTRIES + 20, 2 * NOTICE_ENTRIES + 20)
     await until(c.settled)
     ann, ben = c.connect("ann", shard="s0"), c.connect("ben", shard="s0")
-    c.shards.hanging.add("s1")
+    given_up = asyncio.Event()
+    reach = c.shards._reach
+
+    async def hangs(shard: str) -> None:
+        if shard == "s1":
+            await given_up.wait()
+        await reach(shard)
+
+    monkeypatch.setattr(downlink, "DELIVER_TIMEOUT_S", 60.0)  # how long this takes, the machine says
+    monkeypatch.setattr(c.shards, "_reach", hangs)
     # A dialogue of the group's own partition.
     other = next(n for n in range(1_000) if partition_of(up("ann", f"x{n}").conversation_id, 8) == partition_of(G, 8))
     peer = c.connect(f"x{other}", shard="s0")
@@ -159,9 +171,11 @@ async def test_r7_a_slow_shard_holds_neither_the_others_of_a_large_group_nor_dia
     held = c.nodes[0].service.owners.held[partition]
     assert held.progress.fanned_out < held.position, "s1 is neither told nor marked"
     assert not await c.fetch("SELECT shard FROM bus_dirty")
+    c.shards.away.add("s1")
+    given_up.set()
     await until(lambda: held.progress.fanned_out == held.position)
     assert await c.fetch("SELECT shard FROM bus_dirty") == ["s1"], "marked before the mark passed"
-    c.shards.hanging.clear()
+    c.shards.away.clear()
     await c.send(say("u00000"))
     await until(lambda: all(c.notices(conn, G)[-1:] == [9] for conn in conns[1::2]))
     assert max(map(len, (c.notices(conn, G) for conn in conns[1::2]))) < 9, "unsent notices were merged"
@@ -183,6 +197,6 @@ async def test_r7_a_notice_that_was_cut_off_is_told_by_the_next_owner(c: Cluster
     assert await c.fetch("SELECT count(*) FROM im_message WHERE msg_type = 1") == [1]
     await c.nodes[0].kill()
     c.routes.on_read = lambda users: None
-    await c.start("msg-1", push_members=3)
+    await c.start("msg-1", push_members=3, stale_ms=400)
     await until(lambda: all(c.notices(conn, G)[-1:] == [2] for conn in conns))
     await until(c.settled)

@@ -56,7 +56,7 @@ async def test_r9_msg_goes_on_after_postgres_was_killed_three_times(tmp_path: Pa
             await until(lambda: len(c.pushes(bob)) > seen)
             stop.set()
             await sending
-            await until(c.settled, 30)
+            await until(c.settled)
             assert not first.task.done()
             assert not second.task.done()
             rows = await c.fetch("SELECT from_user, seq, prev_seq, body FROM im_message ORDER BY conversation_id, seq")

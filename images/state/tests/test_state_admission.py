@@ -149,7 +149,7 @@ def test_a_probe_whose_receipt_goes_elsewhere_is_covered_by_the_next_and_all_are
 
 async def acks(client: Client, count: int) -> list[pb.ACKMsg]:
     def found() -> list[Received] | None:
-        answered = [r for r in client.of(pb.ACK) if r.message.Type == pb.UP]
+        answered = [r for r in client.of(pb.ACK) if r.message.Type == pb.UP and r.code != Code.PENDING]
         return answered if len(answered) >= count else None
 
     return [r.message for r in await until(found)]

@@ -52,9 +52,8 @@ async def test_r2_the_login_time_out_runs_until_the_commit() -> None:
     world = World()
     async with world.shard(state__login_timeout_ms=300) as state, Link(state) as link:
         client = await link.connect(world.conn_id())
-        await client.login()
-        for _ in range(4):
-            await client.heartbeat()
+        hello = pb.LoginMsg(Head=pb.LoginMsgHead(DeviceID=1), token="fake:alice")
+        await client.send(command(pb.LOGIN, hello), *[command(pb.HEARTBEAT, pb.HeartbeatMsg())] * 4)
         last = await client.next(pb.ERROR)
         assert (last.code, last.closes) == (Code.LOGIN_TIMEOUT, True)
         assert client.conn_id not in state.shard.connections
@@ -173,7 +172,7 @@ async def test_r2_a_late_close_of_the_old_connection_leaves_the_newer_route() ->
 async def test_r2_a_device_that_comes_back_through_another_gateway_keeps_its_route() -> None:
     """M7: gateway 7 loses the device without a FIN; it resumes through gateway 8; then gateway 7 times out."""
     world = World()
-    async with world.shard(state__heartbeat_ms=400) as state, Link(state) as link, Link(state, worker_id=8) as other:
+    async with world.shard(state__heartbeat_ms=600) as state, Link(state) as link, Link(state, worker_id=8) as other:
         old = await (await link.connect(world.conn_id())).live()
         new = await other.connect(world.conn_id() + (1 << 12))
         assert (await new.reconn(old.conn_id, old.secret)).code == Code.OK

@@ -16,7 +16,7 @@ from plato_state.core.pace import BURST_FRAMES, LIMIT_FRAMES
 from plato_state.core.session import Phase
 from plato_state.service import StateShard
 from plato_state.stream import LinkStream
-from state_harness import DATA, Client, Link, World, command, passed, until, up
+from state_harness import DATA, Client, Link, World, command, passed, time_stands_still, until, up
 
 HEARTBEAT = command(pb.HEARTBEAT, pb.HeartbeatMsg())
 LOGIN = command(pb.LOGIN, pb.LoginMsg(Head=pb.LoginMsgHead(DeviceID=1), token="fake:alice"))
@@ -81,8 +81,7 @@ async def test_a_flood_of_any_type_blocks_nobody_and_ends_its_own_connection(
             await flood(link, bad.conn_id, KINDS[kind], 60_000, settle=False)
             assert (await good.heartbeat()).code == Code.OK
             await until(lambda: any(r.closes for r in bad.got))
-            await until(lambda: any(within))
-            assert max(within) >= 2, "a large batch is worked off in slices"
+            await until(lambda: max(within, default=0) >= 2)  # a large batch is worked off in slices
         connection = state.shard.connections.get(bad.conn_id)
         assert connection is not None
         assert connection.phase is Phase.WAITING, "the session may resume"
@@ -98,7 +97,8 @@ async def test_beyond_the_burst_it_is_busy_once_per_run_and_served_again_later()
     world = World()
     async with world.shard() as state, Link(state) as link:
         client = await (await link.connect(world.conn_id())).live()
-        await flood(link, client.conn_id, HEARTBEAT, BURST_FRAMES + 300)
+        with time_stands_still(state):  # else the bucket drains while a slow machine works them off
+            await flood(link, client.conn_id, HEARTBEAT, BURST_FRAMES + 300)
         await client.next(pb.ERROR)
         told = client.of(pb.ERROR)
         assert {(r.code, r.message.type) for r in told} == {(Code.BUSY, pb.HEARTBEAT)}
@@ -145,7 +145,8 @@ async def test_a_flood_before_login_and_from_a_stranger_is_closed_too() -> None:
     async with world.shard() as state, Link(state) as link:
         opened, stranger = await link.connect(world.conn_id()), Client(link, world.conn_id())
         for client in (opened, stranger):
-            await flood(link, client.conn_id, HEARTBEAT, LIMIT_FRAMES + 500)
+            with time_stands_still(state):
+                await flood(link, client.conn_id, HEARTBEAT, LIMIT_FRAMES + 500)
             last = await client.next(pb.ERROR, lambda r: r.closes)
             assert last.code == Code.FLOODING
             assert client.conn_id not in state.shard.connections
@@ -159,7 +160,8 @@ async def test_a_guest_that_floods_is_told_in_its_own_words() -> None:
         await client.ack(pb.LOGIN)
         await client.heartbeat()
         await until(lambda: state.shard.connections[client.conn_id].phase is Phase.LIVE)
-        await flood(link, client.conn_id, HEARTBEAT, LIMIT_FRAMES + 500)
+        with time_stands_still(state):
+            await flood(link, client.conn_id, HEARTBEAT, LIMIT_FRAMES + 500)
         await until(lambda: any(r.closes for r in client.got))
         assert {r.kind for r in client.got} == {pb.ACK}
         assert client.got[-1].code == Code.FLOODING

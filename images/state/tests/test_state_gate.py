@@ -89,10 +89,10 @@ async def test_r5_by_name_what_the_pod_before_released_is_taken_at_once() -> Non
     held_by(world, "s0", "the pod before")
     for slot in world.memory.slots.values():
         slot.released = True
-    state = await world.start(wait=False)
+    state = await world.start(wait=False, state__fence_stale_ms=120_000)
     state.ownership._uid = "another"
     try:
-        await until(lambda: not state.not_ready(), 5)
+        await until(lambda: not state.not_ready())  # long before it could call the fences stale
     finally:
         await kill(state)
 
@@ -148,8 +148,7 @@ async def test_a_process_that_the_record_names_no_more_takes_nothing_and_gives_w
         await passed(state, 1_500)
         assert len(state.shard.slots) == 256
         world.publish()
-        await until(lambda: len(state.shard.slots) == 512)
-        assert not state.not_ready()
+        await until(lambda: len(state.shard.slots) == 512 and not state.not_ready())
     finally:
         await kill(state)
 

@@ -39,9 +39,7 @@ async def test_r5_a_restarted_shard_takes_its_slots_at_once_and_its_clients_noti
         old = state.shard.slots[slot_of(conn_id)].fence
     world.uids["s0"] = "s0-uid-2"
     world.publish()
-    begun = asyncio.get_running_loop().time()
-    async with world.shard() as state:
-        assert asyncio.get_running_loop().time() - begun < 8.0, "it need not wait 10 s for itself"
+    async with world.shard(state__fence_stale_ms=120_000) as state:  # it need not wait so long for itself
         fence = state.shard.slots[slot_of(conn_id)].fence
         assert (fence.epoch, fence.start) > (old.epoch, old.start)
         assert fence.token != old.token
@@ -123,7 +121,8 @@ async def test_r5_an_order_to_move_is_carried_out_when_the_old_owner_released() 
         moved = Client(link1, client.conn_id)
         await moved.send(up("c", 1))
         assert (await moved.ack(pb.UP)).code == Code.OK
-        assert (await moved.next(pb.NOTIFY)).command.run > client.run
+        (hint,) = await until(lambda: moved.of(pb.NOTIFY))  # before or behind the ACK
+        assert hint.command.run > client.run
         await link1.close()
 
 
@@ -132,9 +131,9 @@ async def test_r5_an_order_to_move_is_carried_out_over_a_hung_owner_after_fence_
     own(world, "s9")  # says nothing, releases nothing
     world.owners = [SlotRange(0, 1023, "s0", 2)]
     world.publish()
-    state = await world.start(wait=False, **SHORT)
-    await until(lambda: not state.not_ready())
-    assert 600 <= (state.shard.now * TICK_MS) < 1_200, "sooner than without an order"
+    state = await world.start(wait=False, state__fence_stop_ms=600, state__fence_stale_ms=120_000)
+    await until(lambda: not state.not_ready())  # sooner than without an order
+    assert state.shard.now * TICK_MS >= 600
     await kill(state)
 
 
@@ -184,11 +183,18 @@ async def test_r5_a_wiped_store_is_written_again_by_its_live_owner_and_a_new_run
         assert fourth.conn_id in world.sessions()
 
 
-async def test_r5_a_commit_on_a_wiped_slot_is_refused_until_the_slot_was_written_again() -> None:
+async def test_r5_a_commit_on_a_wiped_slot_is_refused_until_the_slot_was_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World()
     async with world.shard() as state, Link(state) as link:
-        client = await link.connect(world.conn_id())
+        client = await link.connect(world.conn_id(slot=1_000))  # the rotating look comes there last
         await client.login()
+
+        async def notices_nothing(owner: str, token: str) -> bool:
+            return True
+
+        monkeypatch.setattr(world.session_store, "prove", notices_nothing)  # else a proof may be before the commit
         world.memory.wipe()
         refused = await client.sync()
         assert refused.code == Code.UNAVAILABLE
@@ -242,7 +248,7 @@ async def test_r5_every_slot_is_looked_at_in_turn() -> None:
         for slot in (3, 700, 1023):
             mine = state.shard.slots[slot].fence
             world.memory.slots[slot].fence = replace(mine, start=mine.start + 1, token="t", owner="s9")
-        await until(lambda: not {3, 700, 1023} & set(state.shard.slots), 20)
+        await until(lambda: not {3, 700, 1023} & set(state.shard.slots), 60)
         assert len(state.shard.slots) == 1021
 
 
@@ -255,7 +261,7 @@ async def test_r5_a_new_owner_ends_no_session_within_the_time_that_others_would_
     flags = {**SHORT, "state__heartbeat_ms": 200, "state__resume_window_ms": 1_000, "state__fence_stale_ms": 2_500}
     async with world.shard(**flags) as state:
         since = state.shard.slots[slot_of(session.conn_id)].since
-        await until(lambda: not world.sessions(), 10)
+        await until(lambda: not world.sessions())
         assert (state.shard.now - since) * TICK_MS >= 2_500
         assert world.memory.routes["alice", 1] == Route(0, 2)
 
@@ -265,6 +271,14 @@ async def test_r5_frames_of_a_slot_that_still_loads_are_answered_not_ready_then_
     own(world, "s9", range(5, 6))
     session = Session(world.conn_id(slot=5), "alice", 1, b"secret", 1, False)
     world.memory.slots[5].sessions[session.conn_id] = session
+    alive = True
+
+    async def s9_proves() -> None:
+        while alive:
+            await world.session_store.prove("s9", "token of s9")
+            await asyncio.sleep(0.05)
+
+    proving = asyncio.create_task(s9_proves())
     state = await world.start(wait=False, **SHORT)
     await until(lambda: state.shard.serving)
     assert "1 of 1024 slots" in state.not_ready()
@@ -274,6 +288,8 @@ async def test_r5_frames_of_a_slot_that_still_loads_are_answered_not_ready_then_
     await client.send(up("c", 1))
     assert (await client.next(pb.ERROR)).code == Code.NOT_READY
     assert await deliver(state, [session.conn_id], push_frame()) == [0]
+    alive = False
+    await proving
     await until(lambda: not state.not_ready())
     assert state.shard.connections[session.conn_id].socket, "it was named before its slot was loaded"
     assert state.shard.connections[stranger].phase is Phase.NEW

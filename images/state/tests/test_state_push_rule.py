@@ -49,7 +49,7 @@ async def test_r4_an_acknowledgement_is_cumulative_and_ends_the_repeats() -> Non
     async with world.shard(**QUICK) as state, Link(state) as link:
         client = await (await link.connect(world.conn_id())).live()
         await deliver(state, [client.conn_id], *(push_frame(b"%d" % n) for n in range(3)))
-        await until(lambda: len(client.of(pb.PUSH)) == 3)
+        await until(lambda: len(client.of(pb.PUSH)) >= 3)  # and perhaps the third again
         await acknowledge(client, client.run, 3)
         assert len(state.shard.repeats) == 0
         await deliver(state, [client.conn_id], push_frame(b"next"))
@@ -140,7 +140,7 @@ async def test_r4_what_a_stream_has_no_room_for_becomes_a_doubt() -> None:
     async with world.shard() as state, Link(state) as link:
         client = await (await link.connect(world.conn_id())).live()
         await client.next(pb.SYNCED)
-        link.hold_taken = True
+        await link.hold()
         for n in range(90):
             assert await deliver(state, [client.conn_id], push_frame(bytes(60_000), seq=n + 1)) == [], (
                 "it has its place here"
@@ -189,7 +189,9 @@ async def test_r4_a_notice_that_is_unsent_is_replaced_by_a_newer_one_under_its_n
         ids = [c.conn_id for c in clients]
         stream = state.shard.stream_of(ids[0])
         assert stream is not None
-        link.hold_taken = True
+        for client in clients:
+            await client.next(pb.SYNCED)
+        await link.hold()
         while stream._batch_no - stream._taken < 2:  # two are untaken: the next batch fills
             sent = stream._batch_no
             await deliver(state, ids[2:], push_frame(b"first"))

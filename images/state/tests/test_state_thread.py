@@ -17,7 +17,7 @@ async def test_login_sync_up_and_ack_then_deliver_and_push() -> None:
         assert answer.ConnID == client.conn_id
         assert answer.user_id == "alice"
         assert answer.secret
-        assert answer.heartbeat_ms == 5_000
+        assert answer.heartbeat_ms == 20_000
         assert answer.max_body_bytes == 65_536 - 2_048
         assert not world.memory.routes, "a login has no effect on others"
 

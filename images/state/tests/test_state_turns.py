@@ -13,7 +13,7 @@ from plato.wire.v1 import client_pb2 as pb
 from plato_state import metrics
 from plato_state.core.session import Phase
 from plato_state.core.turns import BURST_MS, KEPT_MS, TURNS_AHEAD_MS, Turns
-from state_harness import DATA, Link, World, command, passed
+from state_harness import DATA, OPENED, Client, Link, World, command, passed, time_stands_still
 
 
 def let_in(turns: Turns, asks: list[tuple[int, int]]) -> tuple[list[int], dict[int, int]]:
@@ -103,8 +103,10 @@ async def test_a_shard_tells_a_crowd_when_to_come_and_then_lets_it_in(kind: pb.C
     resume = pb.ReConnMsg(Head=pb.ReConnMsgHead(ConnID=1), secret=b"none")
     hello = command(kind, login if kind == pb.LOGIN else resume)
     async with world.shard(state__logins_per_s=4, state__login_timeout_ms=200) as state, Link(state) as link:
-        crowd = [await link.connect(world.conn_id()) for _ in range(5)]
-        await link.events([(DATA, client.conn_id, pack(hello)) for client in crowd])
+        crowd = [Client(link, world.conn_id()) for _ in range(5)]
+        with time_stands_still(state):  # all come at one time, whatever the machine needs for it
+            await link.events([(OPENED, client.conn_id, b"t127.0.0.1") for client in crowd])
+            await link.events([(DATA, client.conn_id, pack(hello)) for client in crowd])
         answers = [await client.ack(kind) for client in crowd]
         last, told = crowd[-1], answers[-1]
         assert told.code == Code.LOGIN_LATER
@@ -112,7 +114,8 @@ async def test_a_shard_tells_a_crowd_when_to_come_and_then_lets_it_in(kind: pb.C
         assert metrics.PUT_OFF._value.get() > 0
         connection = state.shard.connections[last.conn_id]
         await passed(state, told.message.retry_ms + 50)
-        assert connection.phase is Phase.NEW
-        assert connection.socket, "its login time-out begins after its turn"
-        await last.send(hello)
-        assert (await last.ack(kind)).code == (Code.OK if kind == pb.LOGIN else Code.SESSION_UNKNOWN)
+        with time_stands_still(state):
+            assert connection.phase is Phase.NEW
+            assert connection.socket, "its login time-out begins after its turn"
+            await last.send(hello)
+            assert (await last.ack(kind)).code == (Code.OK if kind == pb.LOGIN else Code.SESSION_UNKNOWN)

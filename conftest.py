@@ -30,8 +30,8 @@ _READY_S = 60.0
 
 def pytest_configure() -> None:
     """Logged tracebacks are plain: pretty ones, with every local variable, cost seconds each. Hypothesis has no clock, and
-    draws the same examples for the same test each time, so that whether a change passes is no matter of chance; `make search`
-    looks for others."""
+    draws the same examples for a test each time, so that whether a change passes is no matter of chance; `make search` looks
+    for others."""
     plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
     settings.register_profile(

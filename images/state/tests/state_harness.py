@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
+import pytest
 from plato.core import frames
 from plato.core.codes import Code
 from plato.core.errors import Unavailable
@@ -53,12 +54,9 @@ async def passed(state: StateShard, ms: int) -> None:
 @contextlib.contextmanager
 def time_stands_still(state: StateShard) -> Iterator[None]:
     """Within, the shard counts no tick: nothing is repeated, filled up again or too late, however slow the machine is."""
-    timers: Any = state.timers
-    timers.turn = lambda now_s: None
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state.timers, "turn", lambda now_s: None)
         yield
-    finally:
-        del timers.turn
 
 
 def settings_for(name: str, uid: str, **flags: Any) -> Settings:
@@ -245,9 +243,7 @@ class World:
         self.tokens = FakeTokens()
         self.msg = FakeMsg()
         self.shards = FakeShards()
-        self.names = shards
         self.uids = {name: f"{name}-uid-1" for name in shards}
-        self.owners: list[SlotRange] = []
         cuts = [1024 * i // len(shards) for i in range(len(shards) + 1)]
         self.owners = [SlotRange(cuts[i], cuts[i + 1] - 1, n, 1) for i, n in enumerate(shards)]
         self.epoch = 0
@@ -265,10 +261,6 @@ class World:
         """A new conn_id of the test's gateway, in `slot` (any by default)."""
         self._next += 1
         return make_id(STAMP_MS + self._next, WORKER_ID, (self._next if slot is None else slot) % 1024)
-
-    def records_of(self, name: str) -> dict[int, Any]:
-        """Stored sessions of every slot."""
-        return {c: s for slot in self.memory.slots.values() for c, s in slot.sessions.items()}
 
     def sessions(self) -> dict[int, Any]:
         """Stored sessions by conn_id."""
@@ -407,8 +399,7 @@ class Link:
         settle: bool = True,
     ) -> None:
         """One LinkBatch of one worker's events; by default waits until the shard took it."""
-        self._batch_no += 1
-        number = self._batch_no
+        number = self._batch_no = self._batch_no + 1
         batch = state_pb2.LinkBatch(batch_no=number, taken=self._taken)
         batch.events.add(
             worker=worker,
@@ -537,10 +528,9 @@ class Client:
             return None
 
         try:
-            found: Received = await until(look, timeout_s)
+            return await until(look, timeout_s)  # type: ignore[no-any-return]  # what look found
         except AssertionError:
             raise AssertionError(f"no {pb.CmdType.Name(kind)} came; got {self.got[self._seen :]}") from None
-        return found
 
     async def ack(self, kind: pb.CmdType.ValueType, *, pending: bool = False, timeout_s: float = 30.0) -> Received:
         """The next ACK of frames of type `kind`. PENDING, which a busy machine may bring anywhere, counts only if asked."""
@@ -552,9 +542,8 @@ class Client:
 
     async def login(self, user: str = "alice", device_id: int = 1, token: str | None = None) -> Received:
         """Login; returns its ACK."""
-        message = pb.LoginMsg(
-            Head=pb.LoginMsgHead(DeviceID=device_id), token=f"fake:{user}" if token is None else token
-        )
+        said = f"fake:{user}" if token is None else token
+        message = pb.LoginMsg(Head=pb.LoginMsgHead(DeviceID=device_id), token=said)
         await self.send(command(pb.LOGIN, message))
         ack = await self.ack(pb.LOGIN)
         self.secret = ack.message.secret or self.secret

@@ -45,12 +45,7 @@ OPERATOR = ("operator/tests", "libs/plato/tests/test_kubectl_plugin.py", "tests/
 OPERATOR_APART = ("operator/tests/test_operator_[a-h]*.py", "libs/plato/tests/test_kubectl_plugin.py")
 OTHERWISE = ("tests/kafka", *PRODUCT, *OPERATOR)
 """What `make test-kafka`, `make test-product` and `make test-operator` run."""
-APART = (
-    (
-        *("tests/faults", "libs/plato/tests/test_local_supervisor.py", "tests/contract/test_grpc_liveness.py"),
-        "images/gateway/tests",
-    ),
-)
+APART = (("tests/faults", "libs/plato/tests/test_local_supervisor.py", "images/gateway/tests"),)
 """Paths, or patterns of them; a later list leaves out what an earlier one has."""
 
 

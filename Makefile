@@ -14,7 +14,7 @@ help:
 	@echo "make down, status, doctor    stop it, look at it, look at this machine; make setup installs only"
 	@echo "make test        run the tests on real processes; ARGS=\"images/state -k r2\" picks some"
 	@echo "make test-product  groups, read state, the HTTP API, the browser client, on a whole cluster"
-	@echo "make test-operator  the planner, the operator's edge, the kubectl plugin, moves of slots between live shards"
+	@echo "make test-operator  the planner, the operator's edge, the kubectl plugin; moves of slots, drains and dispatch on real clusters"
 	@echo "make web         build the chat page from clients/web into libs/plato/web (needs Node 20); web-test, web-check test and compare it"
 	@echo "make test-go     the Go client of examples/go-client against a real cluster (needs go)"
 	@echo "make test-kafka  the bus on real Kafka brokers, killed and stopped (needs Java 17 and Maven)"

@@ -40,9 +40,17 @@ PRODUCT = (
 """Groups to chat page: most of it on whole clusters and on a real database."""
 PRODUCT_APART = ("tests/product/test_[a-o]*.py", "tests/product/test_r*.py")
 """Those of them that wait most of the time."""
-OPERATOR = ("operator/tests", "libs/plato/tests/test_kubectl_plugin.py", "tests/faults/test_slot_moves.py")
-"""The operator's planner and edge against a played API server, and the moves of slots that it orders, on real shards."""
-OPERATOR_APART = ("operator/tests/test_operator_[a-h]*.py", "libs/plato/tests/test_kubectl_plugin.py")
+OPERATOR = (
+    "operator/tests",
+    *(f"libs/plato/tests/test_{noun}.py" for noun in ("kubectl_plugin", "topology_kube")),
+    *(f"tests/faults/test_{noun}.py" for noun in ("drain", "messaging_dispatch", "slot_moves")),
+)
+"""The operator's planner and edge against a played API server; and on real clusters what it orders, moves of slots and
+drains, and where clients are sent meanwhile."""
+OPERATOR_APART = (
+    "operator/tests",
+    *(f"libs/plato/tests/test_{noun}.py" for noun in ("kubectl_plugin", "topology_kube")),
+)
 OTHERWISE = ("tests/kafka", *PRODUCT, *OPERATOR)
 """What `make test-kafka`, `make test-product` and `make test-operator` run."""
 APART = (("tests/faults", "libs/plato/tests/test_local_supervisor.py", "images/gateway/tests"),)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -80,22 +82,31 @@ async def test_r5_a_process_whose_name_went_to_another_ends() -> None:
     await kill(state)
 
 
-async def test_r5_anothers_slots_are_taken_only_after_they_stood_unproven_for_the_whole_time() -> None:
-    world = World()
-    own(world, "s9")
+@asynccontextmanager
+async def s9_proves(world: World) -> AsyncIterator[None]:
+    """Meanwhile s9 proves its fences again and again, as one that lives does."""
     alive = True
 
-    async def s9_proves() -> None:
+    async def prove() -> None:
         while alive:
             await world.session_store.prove("s9", "token of s9")
             await asyncio.sleep(0.05)
 
-    proving = asyncio.create_task(s9_proves())
-    state = await world.start(wait=False, **SHORT)
-    await passed(state, 2_500)
-    assert not state.shard.slots, "its owner proves itself"
-    alive = False
-    await proving
+    proving = asyncio.create_task(prove())
+    try:
+        yield
+    finally:
+        alive = False
+        await proving
+
+
+async def test_r5_anothers_slots_are_taken_only_after_they_stood_unproven_for_the_whole_time() -> None:
+    world = World()
+    own(world, "s9")
+    async with s9_proves(world):
+        state = await world.start(wait=False, **SHORT)
+        await passed(state, 2_500)
+        assert not state.shard.slots, "its owner proves itself"
     begun = state.shard.now
     await until(lambda: not state.not_ready())
     assert (state.shard.now - begun) * TICK_MS >= 1_000, "unchanged for fence_stale_ms"
@@ -271,25 +282,16 @@ async def test_r5_frames_of_a_slot_that_still_loads_are_answered_not_ready_then_
     own(world, "s9", range(5, 6))
     session = Session(world.conn_id(slot=5), "alice", 1, b"secret", 1, False)
     world.memory.slots[5].sessions[session.conn_id] = session
-    alive = True
-
-    async def s9_proves() -> None:
-        while alive:
-            await world.session_store.prove("s9", "token of s9")
-            await asyncio.sleep(0.05)
-
-    proving = asyncio.create_task(s9_proves())
-    state = await world.start(wait=False, **SHORT)
-    await until(lambda: state.shard.serving)
-    assert "1 of 1024 slots" in state.not_ready()
-    stranger = world.conn_id(slot=5)
-    link = await Link(state).open(announce=[session.conn_id, stranger])
-    client = Client(link, session.conn_id)
-    await client.send(up("c", 1))
-    assert (await client.next(pb.ERROR)).code == Code.NOT_READY
-    assert await deliver(state, [session.conn_id], push_frame()) == [0]
-    alive = False
-    await proving
+    async with s9_proves(world):
+        state = await world.start(wait=False, **SHORT)
+        await until(lambda: state.shard.serving)
+        assert "1 of 1024 slots" in state.not_ready()
+        stranger = world.conn_id(slot=5)
+        link = await Link(state).open(announce=[session.conn_id, stranger])
+        client = Client(link, session.conn_id)
+        await client.send(up("c", 1))
+        assert (await client.next(pb.ERROR)).code == Code.NOT_READY
+        assert await deliver(state, [session.conn_id], push_frame()) == [0]
     await until(lambda: not state.not_ready())
     assert state.shard.connections[session.conn_id].socket, "it was named before its slot was loaded"
     assert state.shard.connections[stranger].phase is Phase.NEW

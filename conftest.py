@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tests.kafka.broker import Broker
 
 _READY_S = 60.0
+_FAILURE_LINES = 40
+"""Of what is told of a failure; what was asserted stands at its end."""
 
 
 def pytest_configure() -> None:
@@ -43,6 +45,15 @@ def pytest_configure() -> None:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("plato")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """PLATO_FAILURES: a file that every failure's words are added to, so that `.ci/run` can end with those of all steps."""
+    file = os.environ.get("PLATO_FAILURES")
+    if file and report.failed:
+        words = report.longreprtext.splitlines()[-_FAILURE_LINES:]
+        with Path(file).open("a", encoding="utf-8") as out:
+            out.write("\n".join([f"--- {report.nodeid} ({report.when})", *words, ""]))
 
 
 def _free_port() -> int:

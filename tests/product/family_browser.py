@@ -23,7 +23,7 @@ from playwright.async_api import Error, Locator
 from tests.faults import checker
 from tests.faults.waiting import until
 from tests.product import family_checker
-from tests.product.browser import Person
+from tests.product.browser import WAIT_MS, Person
 
 STEP_MS: Final = 4_000
 UNREAD_MOST: Final = 100
@@ -85,7 +85,7 @@ class Window:
         steps = [self._say] * 6 + [self._answer] * 2 + [self._edit] * 2
         steps += [self._recall, self._hide, self._pin, self._mute]
         # What must have been done comes soon: on a busy machine there are few steps.
-        owed = [s for s in (self._say, self._edit, self._recall) if s.__name__.strip("_") not in self.acts]
+        owed = [s for s in (self._say, self._edit, self._recall) if s.__name__.strip("_") in self.owed()]
         step: Callable[[random.Random], Any] = chance.choice(owed if owed and chance.random() < 0.5 else steps)
         try:
             if not self._at or chance.random() < 0.3:
@@ -99,6 +99,10 @@ class Window:
             with contextlib.suppress(Error):
                 for _ in range(2):
                     await self._page.keyboard.press("Escape")
+
+    def owed(self) -> set[str]:
+        """What each browser must have done, and this one has not."""
+        return {"say", "edit", "recall"} - set(self.acts)
 
     async def _turn(self, chance: random.Random) -> None:
         """To the group, or to a dialogue."""
@@ -200,7 +204,7 @@ class Window:
             if not want and not await line.count():
                 continue
             await self.person.page.keyboard.press("Escape")
-            await line.click()
+            await line.click(timeout=WAIT_MS)
             shown: list[str] = []
 
             async def same(want: list[str] = want, shown: list[str] = shown) -> bool:
@@ -208,7 +212,7 @@ class Window:
                 return bool(shown) == bool(want) and shown == want[len(want) - len(shown) :]
 
             try:
-                await until(same, 20.0)
+                await until(same, 60.0)
             except TimeoutError:
                 words = f"{self.user}'s page shows of {conversation_id} {shown[-5:]}, not {want[-5:]}"
                 raise TimeoutError(words) from None

@@ -443,7 +443,7 @@ def test_a_peer_that_ignores_the_close_is_cut_in_time(start: Start) -> None:
     w.link.frames([(conn_id, b"bye", b"", lanes.CLOSE_AFTER)])
     assert read_frame(sock) == b"bye"
     began_s = time.monotonic()
-    wait_for(lambda: w.fds == idle_fds, "the worker gave the socket up")
+    wait_for(lambda: w.fds <= idle_fds, "the worker gave the socket up")
     assert time.monotonic() - began_s < 12
     sock.close()
 

@@ -93,7 +93,7 @@ def test_a_second_cluster_is_refused_in_words_keeps_off_and_takes_over_when_the_
         assert first.dependencies.database_uri not in said["message"]
     assert not second.pods("state")
     assert not second.pods("msg")
-    assert first.is_ready(), first.state()
+    wait_for("the first one is Ready", first.is_ready, 30.0, seen=first.state)
     assert slots(first) == before
     assert {p["metadata"]["uid"] for p in first.pods("state")} == pods
 

@@ -416,12 +416,22 @@ class Home:
                 known.title,
                 {user: int(role) for user, role in device.client.members(conversation_id).items()},
             )
+        hidden = frozenset(_hidden(device.store))
         if device.terminal is not None:
             printed = {r.row.seq: r.row for r in stored if r.row.conversation_id == self.group}
             device.shown = [r.row for r in stored if r.row.conversation_id != self.group]
-            device.shown += [printed[seq] for seq in device.terminal.seqs() if seq in printed]
-        hidden = frozenset(_hidden(device.store))
+            seqs = _with(device.terminal.seqs(), {seq for where, seq in hidden if where == self.group})
+            device.shown += [printed[seq] for seq in seqs if seq in printed]
         return family_checker.Device(device.user, device.number, tuple(device.shown), tuple(stored), hidden, seen)
+
+
+def _with(printed: list[int], hidden: set[int]) -> list[int]:
+    """What a terminal printed, with what its user had hidden on another device before it came here, each in its place: that
+    is not printed."""
+    seqs = list(printed)
+    for seq in sorted(hidden - set(printed)):
+        seqs.insert(next((i for i, other in enumerate(seqs) if other > seq), len(seqs)), seq)
+    return seqs
 
 
 def _row(message: Message) -> family_checker.Row:

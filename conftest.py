@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,8 @@ from plato.api import names
 from plato.local.cluster import LocalCluster
 from plato.local.folder import LocalError
 from plato.local.servers import PostgresServer, ValkeyServer
+
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from tests.kafka.broker import Broker
@@ -56,18 +57,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             out.write("\n".join([f"--- {report.nodeid} ({report.when})", *words, ""]))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="session")
 def postgres_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The superuser's URI of a fresh PostgreSQL. Make a database or a schema of your own in it."""
     folder: Path = tmp_path_factory.mktemp("postgres")
-    server = PostgresServer(folder, _free_port())
+    server = PostgresServer(folder, free_port())
     asyncio.run(server.start())
     yield server.uri
     asyncio.run(server.stop())
@@ -77,7 +71,7 @@ def postgres_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a fresh Valkey. Use a key prefix of your own, or FLUSHALL in your own fixture."""
     folder: Path = tmp_path_factory.mktemp("valkey")
-    server = ValkeyServer(folder, _free_port())
+    server = ValkeyServer(folder, free_port())
     asyncio.run(server.start())
     yield server.url
     asyncio.run(server.stop())

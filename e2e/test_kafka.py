@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from e2e.frame.kube import Kube, wait_for
 from e2e.frame.platform import Images, Platform
 from e2e.live import scene
 from e2e.testbed.layout import HOST_IP, Layout
+from tests.ports import free_port
 from tools.kafka_broker import jars
 
 NAMESPACE = "e2e-kafka"
@@ -38,13 +38,6 @@ SPEC = {
 }
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST_IP, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="module")
 def broker(testbed: Layout | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     """One, on loopback and on the testbed's bridge."""
@@ -52,7 +45,7 @@ def broker(testbed: Layout | None, tmp_path_factory: pytest.TempPathFactory) -> 
         pytest.skip("the broker stands on the testbed's bridge, which no other cluster's pods reach")
     if why := jars.missing():
         pytest.skip(why)
-    port, controller = _free_port(), _free_port()
+    port, controller = free_port(HOST_IP), free_port(HOST_IP)
     server = KafkaServer(
         tmp_path_factory.mktemp("kafka"),
         port,

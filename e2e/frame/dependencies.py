@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from plato.local.servers import PostgresServer, ValkeyServer
 from redis.asyncio import Redis
 
 from e2e.testbed.layout import HOST_IP
+from tests.ports import free_port
 
 POD_ADDRESSES: Final = "10.0.0.0/8"
 """Where nodes and pods of the testbed come from."""
@@ -49,9 +49,9 @@ def on_the_bridge() -> Iterator[Dependencies]:
     folder = Path(tempfile.mkdtemp(prefix="plato-e2e-"))
     folder.chmod(0o711)  # PostgreSQL runs as another user
     postgres = PostgresServer(
-        folder / "postgres", _free_port(), listen_addresses=f"127.0.0.1,{HOST_IP}", max_connections="300"
+        folder / "postgres", free_port(HOST_IP), listen_addresses=f"127.0.0.1,{HOST_IP}", max_connections="300"
     )
-    valkey = ValkeyServer(folder / "valkey", _free_port())
+    valkey = ValkeyServer(folder / "valkey", free_port(HOST_IP))
     try:
         asyncio.run(_start(postgres, valkey))
         yield Dependencies(
@@ -91,10 +91,3 @@ async def _reload(uri: str) -> None:
 async def _stop(postgres: PostgresServer, valkey: ValkeyServer) -> None:
     await valkey.stop()
     await postgres.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST_IP, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -13,15 +12,15 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
+
 
 class Operator:
     """One process, with its own port and log, for one namespace, where its Lease lies too. Those with the same `pod` are
     one container's successive starts: the next one takes the Lease at once."""
 
     def __init__(self, folder: Path, kubeconfig: Path, namespace: str, pod: str = "") -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.log = folder / f"operator-{self.port}.log"
         said = {
             "KUBECONFIG": str(kubeconfig), "PLATO_OPERATOR__NAMESPACES": namespace,

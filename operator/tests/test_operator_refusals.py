@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import MutableMapping
 from typing import Any, cast
 
@@ -218,7 +219,12 @@ async def test_each_line_of_a_loop_names_the_namespace_too(rig: Rig) -> None:
         raise structlog.DropEvent
 
     rig.plan = Plan(events=(Event("PlatoCluster", "demo", "Normal", "Told", "words"),))
-    with structlog.testing.capture_logs(processors=[structlog.contextvars.merge_contextvars, note]):
-        await asyncio.create_task(rig.loop.run())
+    before = structlog.get_config()["wrapper_class"]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # another test may want less
+    try:
+        with structlog.testing.capture_logs(processors=[structlog.contextvars.merge_contextvars, note]):
+            await asyncio.create_task(rig.loop.run())
+    finally:
+        structlog.configure(wrapper_class=before)
     assert seen[0]["event"] == "event"
     assert {(line["namespace"], line["cluster"]) for line in seen} == {("ns", "demo")}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +26,7 @@ from plato.local.servers import PostgresServer
 from plato.ports import BusProducer, BusReader
 
 from tests.kafka.broker import Broker
+from tests.ports import free_port
 
 PARTITIONS = 8
 PATIENCE_S = 30.0
@@ -465,13 +465,6 @@ async def test_r8_a_backend_killed_in_mid_append_leaves_nothing_and_the_repeat_k
     await postgres.producer.append({0: [b"1", b"2"], 1: [b"1"]})
     assert await values(postgres, 0) == [b"0", b"1", b"2"]
     assert await values(postgres, 1) == [b"1"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def test_what_was_acknowledged_survives_kill_9_and_the_same_objects_go_on(tmp_path: Path) -> None:

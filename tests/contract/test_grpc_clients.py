@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,6 +20,8 @@ from plato.ports import Delivery, Payload, Position, Reading, Typing
 from plato.topology.record import Msg, Shard, Topology, even_ranges
 from plato.wire.v1 import client_pb2, msg_pb2, msg_pb2_grpc, state_pb2, state_pb2_grpc
 
+from tests.ports import free_port
+
 SHARD = "plato-s0"
 SHUT = f"shard {SHARD}: UNAVAILABLE"
 
@@ -33,13 +34,6 @@ def topology(epoch: int, *, shard: int = 0, uid: str = "u", msgs: tuple[int, ...
         shards={SHARD: Shard(f"127.0.0.1:{shard}" if shard else "", uid, ip)},
         msgs={f"plato-msg-{i}": Msg(f"{uid}-{i}", i, f"127.0.0.1:{port}") for i, port in enumerate(msgs)},
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class ShardServer(state_pb2_grpc.StateServicer):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -20,6 +19,8 @@ from plato.local.servers import ValkeyServer
 from plato.ports import Fence, Route, Session, Window
 from plato.runtime.settings import SettingsError
 
+from tests.ports import free_port
+
 NOW_MS = 1_800_000_000_000
 SLOT = 17
 FENCE = Fence(5, NOW_MS, "a1", "plato-s0")
@@ -27,13 +28,6 @@ FENCE = Fence(5, NOW_MS, "a1", "plato-s0")
 
 def session(n: int) -> Session:
     return Session(make_id(NOW_MS + n, 3, SLOT), "alice", n, b"secret", n, guest=False)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture

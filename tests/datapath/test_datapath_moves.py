@@ -32,6 +32,7 @@ from plato_gateway.link import Link
 from plato_state.service import Ports, StateShard
 
 from tests.datapath.road import PARTITIONS, Messages, Peer, Shards
+from tests.ports import free_ports
 
 NAMES = ("s0", "s1")
 ALICE = dialogue_id("alice", "bob")
@@ -102,18 +103,10 @@ def up(client_id: int, acked: int) -> wire.UPMsg:
     )
 
 
-def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(sock.getsockname()[1]) for sock in held]
-    for sock in held:
-        sock.close()
-    return ports
-
-
 @asynccontextmanager
 async def open_place(folder: Path) -> AsyncIterator[Place]:
     """Two shards that serve, and a gateway whose link and worker are attached to both."""
-    tcp, ws, admin = _free_ports(3)
+    tcp, ws, admin = free_ports(3)
     settings = load(
         environ={},
         flags={

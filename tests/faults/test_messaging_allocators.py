@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,8 @@ from plato.wire.v1 import client_pb2 as wire
 from plato_msg import allocators
 from plato_msg.core.allocator import JUMP, SEGMENT, Allocator
 from plato_msg.store_pg import PgMsgStore
+
+from tests.ports import free_port
 
 AB = dialogue_id("a", "b")
 NEVER_S = 3_600.0
@@ -126,10 +127,7 @@ async def test_m03_a_replica_that_lags_overwrites_nothing(
 ) -> None:
     """The replica of the store becomes the primary and lacks the last ten allocations; msg goes on with it in another
     process, while the old one still speaks to the old primary."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = ValkeyServer(tmp_path, port)
+    server = ValkeyServer(tmp_path, free_port())
     await server.start()
     old_primary, replica = Client(valkey_url), Client(server.url)
     try:

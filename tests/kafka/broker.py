@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from plato.adapters.bus_kafka_config import KafkaConfig
 from plato.local.kafka import KafkaServer, cluster, new_id
 from plato.runtime.settings import BusSettings
 
+from tests.ports import free_ports
 from tools.kafka_broker import jars
 
 REQUIRED = "PLATO_KAFKA_REQUIRED"
@@ -37,18 +37,6 @@ def required() -> Path:
             pytest.fail(why)
         pytest.skip(f"{why}; `make test-kafka` needs it")
     return jars.jars()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free just now, all different."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 @dataclass(frozen=True, slots=True)

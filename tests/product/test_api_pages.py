@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import subprocess
 import sys
 import uuid
@@ -19,19 +18,13 @@ from plato.core.conversations import dialogue_id
 from plato.local.cluster import LocalCluster
 
 from tests.faults.waiting import until, until_sync
+from tests.ports import free_port
 from tests.product import pages
 from tests.product.api import person, quoted
 
 ROOT = Path(__file__).resolve().parents[2]
 WORD = "spam"
 pytestmark = pytest.mark.timeout(180)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

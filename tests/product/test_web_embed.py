@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import re
 import shutil
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from plato.local.cluster import LocalCluster
 from playwright.async_api import expect
 
 from tests.faults.waiting import until
+from tests.ports import free_port
 from tests.product.api import person
 from tests.product.browser import WAIT_MS, browsers, required
 
@@ -37,12 +37,6 @@ def block(language: str, number: int = 0) -> str:
     """A file of the page."""
     found: list[str] = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     return found[number]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager

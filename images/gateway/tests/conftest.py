@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,7 @@ from typing import Any
 import pytest
 from plato.runtime.settings import Settings, load
 
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago; held together, so that they differ."""
-    held = [socket.socket() for _ in range(count)]
-    try:
-        for sock in held:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in held]
-    finally:
-        for sock in held:
-            sock.close()
+from tests.ports import free_ports
 
 
 @pytest.fixture
@@ -28,7 +17,7 @@ def make_settings(tmp_path: Path) -> Callable[..., Settings]:
     """make_settings(key=value …) gives Settings whose gateway section has these keys."""
 
     def make(**gateway: Any) -> Settings:
-        tcp, ws, admin = _free_ports(3)
+        tcp, ws, admin = free_ports(3)
         return load(
             None,
             environ={},

@@ -31,6 +31,8 @@ from plato_gateway.core import lanes
 from plato_gateway.core.longpoll import DOWN_BYTES, Session
 from plato_gateway.longpoll_http import HttpServer, Request, Response
 
+from tests.ports import free_port
+
 DEADLINE_S = 20.0
 LIMIT = 65_536
 
@@ -308,14 +310,8 @@ def gateway(settings: Settings, folder: Path) -> Iterator[tuple[Lane, Parts, Cal
         yield lane, parts, poller
 
 
-def _free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_a_connection_by_polls_is_one_as_any_other(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
-    settings = make_settings(poll_port=_free_port(), poll_wait_ms=5_000, poll_silent_ms=4_000, login_timeout_ms=5_000)
+    settings = make_settings(poll_port=free_port(), poll_wait_ms=5_000, poll_silent_ms=4_000, login_timeout_ms=5_000)
     with gateway(settings, tmp_path) as (lane, parts, poller):
         one = poller()
         one.open()
@@ -387,7 +383,7 @@ def test_a_connection_by_polls_is_one_as_any_other(make_settings: Callable[..., 
 
 def test_http_is_bounded_and_says_what_is_wrong(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
     settings = make_settings(
-        poll_port=_free_port(), poll_max_connections=1, max_connections=1, login_timeout_ms=3_000, max_frame_bytes=4_096
+        poll_port=free_port(), poll_max_connections=1, max_connections=1, login_timeout_ms=3_000, max_frame_bytes=4_096
     )
     port = settings.gateway.poll_port
     with gateway(settings, tmp_path) as (_, _, poller):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -28,12 +27,7 @@ from plato_ipconfig.switch import Switch
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from tests.ports import free_port
 
 
 def gateway(i: int, admin: str = "127.0.0.1:1", zone: str = "here", ip: str = "127.0.0.1") -> Gateway:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from pathlib import Path
 
 from msg_harness import PARTITIONS, cluster, until, up
@@ -12,12 +11,7 @@ from plato.core.errors import Unavailable
 from plato.local.servers import PostgresServer
 from plato.wire.v1.bus_pb2 import Record
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from tests.ports import free_port
 
 
 async def test_r9_msg_goes_on_after_postgres_was_killed_three_times(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -32,15 +31,10 @@ from plato.wire.v1 import client_pb2 as wire
 from plato.wire.v1 import msg_pb2, msg_pb2_grpc
 from redis import Redis
 
+from tests.ports import free_port
+
 PARTITIONS = 8
 UID = "uid-1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Setup:

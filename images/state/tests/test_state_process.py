@@ -31,13 +31,9 @@ from plato.wire.v1 import state_pb2, state_pb2_grpc
 from redis import Redis
 from state_harness import ALL_SLOTS, BEGIN, DATA, END, OPENED, Received, command, unpack, up
 
+from tests.ports import free_port
+
 PREFIX = "state-process:"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from plato.local import control, tokens
 from plato.local.child import launch_command
 from plato.local.folder import DataFolder, LocalError
-from plato.local.ports import api_door, free_offset, gateway_name, msg_name, shard_name
+from plato.local.ports import api_door, free_offset, gateway_name, msg_name, release_offset, shard_name
 from plato.runtime.settings import PREFIX, Settings, load
 
 _POLL_S = 0.02
@@ -35,6 +35,7 @@ class LocalCluster:
         self.folder = DataFolder(data_dir.absolute())
         self._launched: subprocess.Popen[bytes] | None = None
         self._settings: Settings | None = None
+        self._offset = 0  # that nobody else takes while this one runs
 
     @classmethod
     def launch(
@@ -50,9 +51,9 @@ class LocalCluster:
         port_offset: by default one that is free. output: the file that gets what the supervisor prints (default:
         <data_dir>.log, beside the folder). Raises SettingsError, LocalError.
         """
-        if port_offset is None:
-            port_offset = free_offset(load(flags=settings, environ={}))
         cluster = cls(data_dir)
+        if port_offset is None:
+            port_offset = cluster._offset = free_offset(load(flags=settings, environ={}))
         data_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
         env = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
         for key, value in {**(settings or {}), "local.data_dir": data_dir, "local.port_offset": port_offset}.items():
@@ -282,7 +283,9 @@ class LocalCluster:
 
     def reap(self, timeout_s: float = 10.0) -> int | None:
         """Waits for the end of a launched supervisor; returns its exit code."""
-        return self._launched.wait(timeout_s) if self._launched is not None else None
+        code = self._launched.wait(timeout_s) if self._launched is not None else None
+        release_offset(self._offset)
+        return code
 
     def _check_launched(self) -> None:
         if self._launched is not None and self._launched.poll() is not None:

@@ -35,6 +35,10 @@ class PortUse:
 
 _OFFSET_STEP: Final = 1_000
 _MOST_PORT: Final = 65_535
+_LANE: Final = 100
+"""Ports between two offsets that `free_offset` tells."""
+_claims: dict[int, int] = {}
+"""{offset: the descriptor that holds it}."""
 
 WEB_HOSTS: Final = ("127.0.0.1", "localhost")
 """Names of the chat page's host."""
@@ -129,17 +133,42 @@ def check_free(uses: Iterable[PortUse]) -> None:
 
 
 def free_offset(settings: Settings) -> int:
-    """A local.port_offset whose ports are all free now, below the range that outgoing connections draw from.
+    """A local.port_offset whose ports are all free now, below the range that outgoing connections draw from. Nobody else who
+    asks here is told the same, or one that overlaps it with up to six instances of a kind, until `release_offset` or the end
+    of this process: a cluster listens only seconds after it was begun.
 
     Raises LocalError.
     """
-    for _ in range(100):
-        offset = random.randrange(1_000, 20_000)
+    for _ in range(200):
+        offset = _LANE * random.randrange(1_000 // _LANE, 20_000 // _LANE)
+        if not _claim(offset):
+            continue
         moved = settings.model_copy(update={"local": settings.local.model_copy(update={"port_offset": offset})})
-        with contextlib.suppress(LocalError):
+        try:
             check_free(plan(moved).values())
             return offset
+        except LocalError:
+            release_offset(offset)
     raise LocalError("no range of free ports was found; name one with local.port_offset")
+
+
+def release_offset(offset: int) -> None:
+    """Others may be told this one again. Nothing to do if `free_offset` did not tell it here."""
+    fd = _claims.pop(offset, None)
+    if fd is not None:
+        os.close(fd)
+
+
+def _claim(offset: int) -> bool:
+    """By a name that no file holds: of this network, as its ports are, and gone with the process."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(f"\0plato-ports-{offset}")
+    except OSError:
+        sock.close()
+        return False
+    _claims[offset] = sock.detach()
+    return True
 
 
 def blocked(use: PortUse) -> str:

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,8 @@ from plato.local import tokens
 from plato.local.child import Identity, launch_command
 from plato.local.folder import DataFolder
 from plato.runtime.settings import AuthSettings
+
+from tests.ports import free_port
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -275,9 +276,7 @@ def test_migrate_tells_a_database_that_is_away(run: Run, tmp_path: Path) -> None
 async def test_migrate_waits_for_a_database_that_starts_beside_it(postgres_uri: str) -> None:
     """As the Job does: settings by environment, a folder that nobody may write to, no home."""
     where = urlsplit(postgres_uri)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {
         "PATH": "/usr/bin:/bin",
         "PLATO_DATABASE__URI": postgres_uri.replace(f":{where.port}/", f":{port}/"),

@@ -18,6 +18,8 @@ from plato.core.errors import Unavailable
 from plato.runtime import admin, tls
 from plato.runtime.process import StartError
 
+from tests.ports import free_port
+
 METHOD = "/test.Echo/Say"
 
 
@@ -162,12 +164,7 @@ async def test_an_admin_port_shows_its_certificate_and_asks_for_none(
 
 @pytest.fixture
 def unused_port() -> int:
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    return free_port()
 
 
 async def test_a_refused_peer_is_unavailable_and_says_why(echo: Any, authority: trustme.CA, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -25,11 +26,13 @@ from plato.local.child import Child
 from plato.local.deaths import LINES_PER_WINDOW, WINDOW_S, Deaths, how
 from plato.local.folder import DataFolder, LocalError
 from plato.local.keeper import ServiceKeeper
-from plato.local.ports import PortUse, blocked, check_free, free_offset, in_the_way, plan, shard_name
+from plato.local.ports import PortUse, blocked, check_free, free_offset, in_the_way, plan, release_offset, shard_name
 from plato.local.registry import Registry, homes, parse_slots
 from plato.local.servers import Server
 from plato.runtime.settings import Settings, load
 from plato.topology.record import Move, loads
+
+from tests.ports import free_port
 
 
 def settings(**flags: Any) -> Settings:
@@ -118,6 +121,22 @@ def test_an_address_that_is_not_ours_is_named() -> None:
 def test_a_free_offset_is_free() -> None:
     offset = free_offset(settings())
     check_free(plan(settings(local__port_offset=offset)).values())
+    release_offset(offset)
+
+
+def test_an_offset_is_told_once_until_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clusters that begin at the same time, in one process or two: none listens yet."""
+    lanes = iter([205, 205, 206])  # above those that are told: another run may hold any of them
+    monkeypatch.setattr("random.randrange", lambda *_: next(lanes))
+    assert free_offset(settings()) == 20_500
+    other = "from plato.local import ports; print(ports._claim(20_500), ports._claim(20_600))"
+    told = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True).stdout
+    assert told == "False True\n"
+    assert free_offset(settings()) == 20_600, "it ended, and its claim with it"
+    for offset in (20_500, 20_600):
+        release_offset(offset)
+    told = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True).stdout
+    assert told == "True True\n"
 
 
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -360,7 +379,7 @@ class Kept:
         self.said: list[str] = []
         self.marker = folder / "starts"
         program = f"open({str(self.marker)!r}, 'a').write('x')\n{code}"
-        self.admin = PortUse("plato-s0.admin", "state.admin_port", "127.0.0.1", _free_port())
+        self.admin = PortUse("plato-s0.admin", "state.admin_port", "127.0.0.1", free_port())
         spec = specs.Spec("plato-s0", "state", (sys.executable, "-c", program), folder / "log", self.admin)
         self.died: list[tuple[str, str]] = []
         self.keeper = ServiceKeeper(
@@ -370,13 +389,6 @@ class Kept:
     @property
     def starts(self) -> int:
         return self.marker.stat().st_size if self.marker.exists() else 0
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 @contextlib.asynccontextmanager
@@ -629,7 +641,7 @@ async def test_control_answers_commands_and_refusals(tmp_path: Path) -> None:
 
 
 async def test_a_probe_of_nobody_or_of_nonsense_is_no_answer() -> None:
-    assert await probe.get("127.0.0.1", _free_port(), "/readyz") == (0, b"")
+    assert await probe.get("127.0.0.1", free_port(), "/readyz") == (0, b"")
 
     async def nonsense(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-x\r\n")

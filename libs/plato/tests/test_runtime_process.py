@@ -24,6 +24,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from tests.ports import free_port
+
 _SERVICE = """
 import asyncio, sys
 from plato.runtime import logs
@@ -224,20 +226,13 @@ async def _get(port: int, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
-
-
 async def test_admin_tells_health_readiness_with_its_reason_and_metrics() -> None:
     why = ["slots are loading"]
 
     async def more(_: Request) -> Response:
         return PlainTextResponse("more")
 
-    port = _free_port()
+    port = free_port()
     server = admin.HttpServer(admin.app(lambda: why[0], [Route("/more", more)]), "127.0.0.1", port)
     await server.start()
     try:
@@ -270,7 +265,7 @@ async def test_admin_says_at_once_that_its_port_is_taken() -> None:
 
 async def test_admin_leaves_the_signals_of_the_process_alone() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    server = admin.HttpServer(admin.app(lambda: ""), "127.0.0.1", _free_port())
+    server = admin.HttpServer(admin.app(lambda: ""), "127.0.0.1", free_port())
     await server.start()
     assert signal.getsignal(signal.SIGTERM) is before
     await asyncio.wait_for(server.stop(), 10)
@@ -319,7 +314,7 @@ async def test_a_socket_that_brings_no_whole_head_is_closed_however_often_it_say
         monkeypatch.setattr(admin, "HEAD_S", 20.0)
     else:
         hasty()
-    port = _free_port()
+    port = free_port()
     server = admin.HttpServer(admin.app(lambda: "", ill=hasty), "127.0.0.1", port)
     await server.start()
     try:

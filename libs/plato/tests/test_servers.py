@@ -21,14 +21,9 @@ import pytest
 from plato.local.child import Identity, launch_command
 from plato.local.servers import PostgresServer, Server, ServerError, ValkeyServer
 
+from tests.ports import free_port
+
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user id")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def until(condition: Callable[[], Any], deadline_s: float, why: str) -> None:

@@ -15,7 +15,7 @@ from plato.core.errors import Unavailable
 from plato.ports import BlobStore
 from plato.runtime.settings import AttachmentSettings, SettingsError
 
-from tests.kafka.broker import free_ports
+from tests.ports import free_ports
 from tools.s3_server.server import S3Server
 
 REQUIRED = "PLATO_S3_REQUIRED"

@@ -21,6 +21,7 @@ from typing import Literal
 
 from plato.client import Client, Message, Phase, Refused
 from plato.client import Sent as Ticket
+from plato.client.client import DELIVERED_S
 from plato.core.conversations import dialogue_id
 
 from tests.faults import checker
@@ -160,6 +161,7 @@ class Crowd:
 
     async def reopen(self) -> None:
         """Closes every client and opens it again from its store; what is shown again counts as doubled."""
+        await asyncio.sleep(2 * DELIVERED_S)  # what was taken is noted by then; a close gives a slow disk seconds only
         await self._leave()
         for person in self.people:
             person.client = self._make(person.user, person.store, person.transport)

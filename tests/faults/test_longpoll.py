@@ -72,7 +72,7 @@ async def test_a_network_that_kills_sockets_is_survived_by_polls_and_left_for_so
             # Sockets die under her; after some of them she polls, and both sides go on talking.
             while core.choose(True) is Way.SOCKET or alice_client.state.phase is not Phase.ONLINE:
                 await asyncio.gather(alice.say(3), bob.say(3))
-            assert sockets.killed >= fallback.KILLED_MAX
+            assert sockets.killed  # one that fell silent or could not be opened counts for her, too
             await asyncio.gather(alice.say(8), bob.say(8))
             assert polls.killed == 0 or polls.accepted > polls.killed
             assert polls.accepted > 0

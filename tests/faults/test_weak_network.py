@@ -20,7 +20,8 @@ from tests.faults.relay import Relay
 from tests.faults.waiting import until
 
 IDLE_DROP_MS = 700
-LOGINS_PER_S = 20
+LOGINS_PER_S = 8
+"""So few that a crowd which a busy machine strings out is put off still: 500 ms of room are four of them."""
 FAULT_SETTINGS = {
     "local.shards": 1,
     "local.gateways": 1,

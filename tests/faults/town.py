@@ -32,17 +32,21 @@ class Member:
         """Pulls that were answered "later"."""
         self._asked = False
         self._ref = 1
+        self._counted: set[tuple[int, int]] = set()  # (run, push_no): what is not acknowledged in time is repeated
 
     async def run(self) -> None:
         """Notified: pull within the time, from the last row on; pulled: on, until there is no more."""
         newest, numbers = 0, (0, 0)
         while (cmd := await self.raw.receive(3_600)) is not None:
+            fresh = (cmd.run, cmd.push_no) not in self._counted
+            if cmd.Type in (wire.NOTIFY, wire.PUSH) and cmd.push_no:
+                self._counted.add((cmd.run, cmd.push_no))
             if cmd.Type == wire.NOTIFY:
                 notify = wire.NotifyMsg.FromString(cmd.Payload)
                 numbers = max(numbers, (cmd.run, cmd.push_no))
                 for cursor in notify.newest:
                     if cursor.conversation_id == self._conversation_id:
-                        self.notices.append(notify)
+                        self.notices += [notify] * fresh
                         newest = max(newest, cursor.seq)
                 if not notify.newest and not self._asked:
                     self._later(0)  # something may have been lost
@@ -50,7 +54,7 @@ class Member:
                     self._later(self._chance.random() * notify.within_ms)
             elif cmd.Type == wire.PUSH:
                 pushed = wire.PushMsg.FromString(cmd.Payload)
-                self.pushes += pushed.conversation_id == self._conversation_id
+                self.pushes += fresh and pushed.conversation_id == self._conversation_id
                 numbers = max(numbers, (cmd.run, cmd.push_no))
             elif cmd.Type == wire.PULLED:
                 page = wire.PulledMsg.FromString(cmd.Payload)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import urllib.error
 import urllib.parse
 import urllib.request
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +55,8 @@ class Api:
         except urllib.error.HTTPError as e:
             with e:
                 return Answer(e.code, e.read(), {k.lower(): v for k, v in e.headers.items()})
+        except http.client.HTTPException as e:  # its process died between head and body
+            raise ConnectionError(str(e)) from e
 
     async def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, timeout_s: float = 75
@@ -60,15 +64,23 @@ class Api:
         """One request."""
         return await asyncio.to_thread(self.at_once, method, path, body, headers, timeout_s)
 
+    async def told(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
+        """`ask`, and again under the same key while it says 202: on its way, and undecided for two seconds."""
+        named = method == "GET" or (isinstance(body, dict) and "client_msg_id" in body)
+        key = {} if named else {"Idempotency-Key": uuid.uuid4().hex}
+        while (found := await self.ask(method, path, body, {**key, **(headers or {})})).status == 202:
+            pass
+        return found
+
     async def ok(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
         """The JSON of an answer that must be no refusal."""
-        found = await self.ask(method, path, body, headers)
+        found = await self.told(method, path, body, headers)
         assert 200 <= found.status < 300, f"{method} {path}: {found.status} {found.raw.decode()}"
         return found.body
 
     async def refused(self, status: int, code: int, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """A refusal: problem+json with this status and code."""
-        found = await self.ask(method, path, body)
+        found = await self.told(method, path, body)
         assert found.headers.get("content-type") == "application/problem+json", found
         said: dict[str, Any] = found.body
         assert (found.status, said["status"], said["code"]) == (status, status, code), said

@@ -239,6 +239,8 @@ class Home:
         """Notes what a browser wrote: what stands in its store as its person's, and no other device has noted."""
         for entry in await window.written():
             if entry.client_msg_id not in self._noted:
+                if entry.client_id > self._orders.get((window.number, entry.conversation_id), 0) + 1:
+                    continue  # one before it is on its way between two stores; the next look finds both
                 self._count(window.user, window.number, entry.conversation_id, entry.client_msg_id, entry.body)
             place = self._noted[entry.client_msg_id]
             if entry.refused and not self.sent[place].refused:
@@ -495,4 +497,5 @@ def _ms(moment: object) -> int:
     if not isinstance(moment, datetime.datetime):
         return 0
     since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return round(since / datetime.timedelta(microseconds=1) / 1_000)  # as PostgreSQL rounds them
+    us = since // datetime.timedelta(microseconds=1)
+    return (us + 500) // 1_000  # halves away from zero, as PostgreSQL rounds them

@@ -54,11 +54,13 @@ _UNREAD: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a browser put into its outbox. refused: the platform said "stop" for good."""
+    """What a browser put into its outbox. client_id: its place there, from 1; 0 of what has its place in the conversation.
+    refused: the platform said "stop" for good."""
 
     conversation_id: str
     client_msg_id: bytes
     body: bytes
+    client_id: int
     refused: bool
 
 
@@ -239,7 +241,7 @@ def _texts(family: family_checker.Family, user: str, conversation_id: str) -> li
 
 def _written(entry: Mapping[str, Any], refused: bool = False) -> Written:
     key, body = bytes.fromhex(entry["clientMsgId"]), bytes.fromhex(entry["body"])
-    return Written(entry["conversationId"], key, body, refused)
+    return Written(entry["conversationId"], key, body, int(entry.get("clientId", 0)), refused)
 
 
 def _row(message: Mapping[str, Any]) -> family_checker.Row:

@@ -64,7 +64,8 @@ def _shown(family: Family, n: int, shown: tuple[checker.Row, ...]) -> Family:
 
 def _swapped(device: Device) -> tuple[checker.Row, ...]:
     shown = list(device.shown)
-    last = shown[-1].conversation_id
+    where = [r.conversation_id for r in shown]
+    last = max(where, key=where.count)
     first, second = [i for i, r in enumerate(shown) if r.conversation_id == last][-2:]
     shown[first], shown[second] = shown[second], shown[first]
     return tuple(shown)

@@ -17,7 +17,7 @@ from PIL import Image
 from plato.core.codes import Code
 from plato.local.cluster import LocalCluster
 
-from tests.kafka.broker import free_ports
+from tests.ports import free_ports
 from tests.product import pages
 from tests.product.api import Answer, Api, person, quoted, server
 from tools.s3_server.server import S3Server, ServerError

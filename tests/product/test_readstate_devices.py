@@ -87,10 +87,12 @@ async def test_two_devices_show_the_same_positions_pins_and_deletions_also_after
     talk, msg_ids = await said(bobs, ann, 5)
     assert talk == dialogue_id(ann, bob)
     async with Device(town, ann, 1) as phone, Device(town, ann, 2) as desk, Device(town, bob, 3) as other:
-        answer = await phone.read(talk, 3)
-        assert (answer.Code, answer.expected) == (Code.OK, 3)
+        for seq in (1, 2, 3):
+            answer = await phone.read(talk, seq)
+            assert (answer.Code, answer.expected) == (Code.OK, seq)
         await until(lambda: desk.state.get(talk) is not None and desk.state[talk].read_seq == 3)
-        await until(lambda: [(r.user, r.seq) for r in other.heard] == [(ann, 3)])
+        await until(lambda: other.heard)  # each is told at most once
+        assert {(r.user, r.seq) for r in other.heard} <= {(ann, 1), (ann, 2), (ann, 3)}
         await until(lambda: other.state[talk].peer_read_seq == 3)
         assert (await desk.read(talk, 1)).expected == 3, "it never falls"
         assert (await desk.read(talk, 99)).expected == 5, "and never passes what is there"
@@ -179,9 +181,11 @@ async def test_typing_and_online_are_told_to_who_shares_the_conversation_only(to
     talk, _ = await said(person(town, bob), ann, 1)
     async with Device(town, ann, 1) as hers, Device(town, bob, 2) as his, Device(town, eve, 3) as strangers:
         await strangers.type(talk)
-        await hers.type(talk)
-        await until(lambda: his.typing)
-        assert [(t.user, t.conversation_id, t.stopped) for t in his.typing] == [(ann, talk, False)]
+        async with asyncio.timeout(60):
+            while not his.typing:  # each is told at most once
+                await hers.type(talk)
+                await asyncio.sleep(0.5)  # one in two seconds is taken
+        assert {(t.user, t.conversation_id, t.stopped) for t in his.typing} == {(ann, talk, False)}
         asked = f"/v1/presence?users={ann}&users={bob}&users={eve}"
         assert await person(town, ann).ok("GET", asked) == {"online": {ann: True, bob: True}}
         refused = await strangers.read(talk, 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ipconfig_harness import BERLIN, WORLD, Service, Source, free_port, gateway, mmdb, serving, topology
+from ipconfig_harness import BERLIN, WORLD, Service, Source, gateway, mmdb, serving, topology
 from plato.core.codes import Code
 from plato.runtime.admin import HttpServer
 from plato.topology.record import Topology
@@ -23,6 +23,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+from tests.ports import free_port
 
 POLL_MS = 300
 """Also how long one answer may take, and the machine may be busy."""

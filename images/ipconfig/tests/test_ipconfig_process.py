@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from ipconfig_harness import WORLD, free_port, gateway, mmdb, topology
+from ipconfig_harness import WORLD, gateway, mmdb, topology
 from plato.adapters import tokens
 from plato.runtime.admin import HttpServer
 from plato.topology.record import dumps
@@ -29,6 +29,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+from tests.ports import free_port
 
 # Writes a line per connect of this process, then is plato_ipconfig.
 AUDITED = (

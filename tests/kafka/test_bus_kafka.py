@@ -18,6 +18,7 @@ from plato.core.errors import OutOfRange, Unavailable
 from plato.local.kafka import KafkaServer
 from plato.runtime.settings import BusSettings, SettingsError
 
+from tests.faults.waiting import until
 from tests.kafka.broker import PASSWORD, Broker, freeze, thaw
 
 PARTITIONS = 4
@@ -216,6 +217,13 @@ async def make(broker: Broker, partitions: int = PARTITIONS, **config: str) -> s
     try:
         settings = {key.replace("_", "."): value for key, value in config.items()}
         await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=settings)])
+
+        async def told() -> bool:
+            """The controller makes it, and the broker hears of it a moment later."""
+            (topic,) = await admin.describe_topics([name])
+            return not topic["error_code"] and all(p["leader"] >= 0 for p in topic["partitions"])
+
+        await until(told, 30)
     finally:
         await admin.close()
     return name

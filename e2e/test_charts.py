@@ -329,7 +329,7 @@ def test_o18_a_field_of_the_newer_chart_is_kept_after_an_upgrade(
     given = copied(tag, "upgraded")
     wanted = {**given, "spec": {**given["spec"], "networkPolicy": True}}
     kube.helm("install", "definitions", str(chart_of_definitions(tmp_path, tag, "networkPolicy")), "--wait")
-    kube.done("wait", "--for=condition=Established", f"crd/{definition}", "--timeout=30s")
+    kube.established(definition)
     wait_for("the kind is served", lambda: kube.run("get", definition).returncode == 0, 30)
     refused = kube.run("apply", "-f", "-", given=wanted)
     assert refused.returncode != 0
@@ -386,7 +386,7 @@ def test_o24_the_migration_guide_leads_from_one_version_to_the_next(
 
     kube.apply(*definitions_of("v1alpha1"))
     for name in copies(tag):
-        kube.done("wait", "--for=condition=Established", f"crd/{name}", "--timeout=30s")
+        kube.established(name)
     kube.done("apply", "-f", "-", given=copied(tag, "old"))
     spec = kube.done("get", definition, "old", "-o", "jsonpath={.spec}")
 

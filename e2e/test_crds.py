@@ -12,10 +12,13 @@ import os
 import subprocess
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from e2e.frame.kube import wait_for
 
 CRDS = Path(__file__).resolve().parent.parent / "crds"
 KUBECONFIG = os.environ.get("PLATO_E2E_KUBECONFIG", "")
@@ -39,6 +42,11 @@ def kubectl(*args: str, given: object = None) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
+def succeeds(*args: str) -> bool:
+    """Whether a call does."""
+    return kubectl(*args).returncode == 0
+
+
 def done(*args: str, given: object = None) -> str:
     """The output of a call that must succeed."""
     result = kubectl(*args, given=given)
@@ -52,7 +60,8 @@ def namespace() -> Iterator[str]:
     before = done("get", "crd", "-o", "name")
     done("apply", "-f", str(CRDS))
     for name in NAMES:
-        done("wait", "--for=condition=Established", f"crd/{name}", "--timeout=30s")
+        # It fails, and does not wait, where a definition that has just come has no conditions yet.
+        wait_for(f"{name} is served", partial(succeeds, "wait", "--for=condition=Established", f"crd/{name}"), 30.0)
     name = f"crds-{uuid.uuid4().hex[:8]}"
     done("create", "namespace", name)
     yield name

@@ -435,9 +435,15 @@ def test_ipconfig_lists_public_addresses_and_zones(operator: Operator) -> None:
     """The record's addresses, the caller's zone first."""
     token = tokens.issue(operator.folder / "keys", "dev", "alice", "plato", "plato", 600)
     url = f"http://127.0.0.1:{names.IPCONFIG_PORT}/ip/list?zone=zone-1"
-    status, body = operator.inside("plato-ipconfig-0", url, token)
-    assert status == 200, body
-    listed = json.loads(body)["data"]
+
+    def both() -> list[dict[str, Any]]:
+        """It lists a gateway that it has heard."""
+        status, body = operator.inside("plato-ipconfig-0", url, token)
+        assert status == 200, body
+        found: list[dict[str, Any]] = json.loads(body)["data"]
+        return found if len(found) == 2 else []
+
+    listed = wait_for("both are listed", both, 30.0)
     assert [(g["name"], g["zone"]) for g in listed] == [("edge-1", "zone-1"), ("edge-0", "zone-0")]
     assert (listed[0]["ip"], listed[0]["port"], listed[0]["ws_port"]) == (node_ip(operator, "edge-1"), TCP, WS)
 

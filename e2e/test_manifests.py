@@ -91,7 +91,10 @@ def world(level: str) -> Iterator[Snapshot]:
     )
     if have.returncode:
         kubectl("apply", "--server-side", "-f", str(CRDS))
-    kubectl("wait", "--for=condition=Established", "crd/platoclusters.plato.im", "--timeout=30s")
+    waited = ["wait", "--for=condition=Established", "crd/platoclusters.plato.im", "--timeout=30s"]
+    # It fails, and does not wait, where a definition that has just come has no conditions yet.
+    words = ["kubectl", "--kubeconfig", KUBECONFIG, *waited]
+    wait_for("the definition is served", lambda: not subprocess.run(words, check=False).returncode)
     kubectl("delete", "namespace", namespace, "--ignore-not-found", "--timeout=50s")
     labels = {f"{LEVEL}/{mode}": level for mode in ("enforce", "warn")}
     meta = {"name": namespace, "labels": labels}

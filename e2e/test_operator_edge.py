@@ -57,7 +57,7 @@ def start(tmp_path: Path, kubeconfig: Path) -> Iterator[Start]:
 @pytest.fixture(scope="module", autouse=True)
 def secrets(kube: Kube) -> None:
     """CRDs, and the Secrets that each cluster names."""
-    kube.done("apply", "--server-side", "-f", str(ROOT / "crds"))
+    kube.define()
     kube.secret("db", {"uri": "postgresql://nowhere"})
     kube.secret("kv", {"url": "redis://nowhere"})
 

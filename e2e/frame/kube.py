@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from kubernetes import config
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import NotFoundError, ResourceNotFoundError
+from plato.api import names
 
 POLL_S: Final = 0.3
 FIELD_MANAGER: Final = "plato-e2e"
@@ -32,6 +33,9 @@ _GROUPS: Final = {
     "CustomResourceDefinition": "apiextensions.k8s.io/v1",
 }
 """apiVersion of each kind that is not v1's."""
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DEFINITIONS: Final = tuple(f"{kind}.{names.GROUP}" for kind in ("platoclusters", "gatewaypools", "stateshards"))
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -103,6 +107,21 @@ class Kube:
         """A condition of an object, {} while there is none."""
         found = self.get(kind, name) or {}
         return next((c for c in found.get("status", {}).get("conditions") or () if c["type"] == condition), {})
+
+    def established(self, *definitions: str) -> None:
+        """Waits until the API server serves each of these, e.g. "stateshards.plato.im". `kubectl wait` fails where one that
+        has just come has no conditions yet."""
+
+        def served() -> bool:
+            found = (self.condition("CustomResourceDefinition", name, "Established") for name in definitions)
+            return all(its.get("status") == "True" for its in found)
+
+        wait_for(f"{', '.join(definitions)}: served", served, 30.0)
+
+    def define(self) -> None:
+        """The definitions of crds/, served when it returns."""
+        self.done("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
+        self.established(*DEFINITIONS)
 
     def holds(self, kind: str, name: str, condition: str, status: str = "True") -> bool:
         """Whether the condition has this status for the newest generation."""

@@ -64,9 +64,7 @@ class Platform:
 
     def install_operator(self, more: Mapping[str, str] | None = None) -> None:
         """The definitions and the chart, as the README says; `more` values of it."""
-        self.kube.done("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
-        for kind in ("platoclusters", "gatewaypools", "stateshards"):
-            self.kube.done("wait", "--for=condition=Established", f"crd/{kind}.{names.GROUP}", "--timeout=30s")
+        self.kube.define()
         values = {
             "image.registry": self.images.registry,
             "image.tag": self.images.tag,

@@ -45,7 +45,7 @@ async def test_hop_1_the_gateway_forwards_whole_frames_unopened(road: Road) -> N
     road.gateway.turn()
     assert all(b"\x02" not in bytes(e.kinds) for e in road.gateway.events)
     peer.sock.sendall(frames[3:])
-    road.gateway.turn()
+    await road.until(lambda: [e for e in road.gateway.events if 2 in e.kinds])
     (events,) = (e for e in road.gateway.events if 2 in e.kinds)
     assert list(split(events.data[-len(frames) :])) == [b"\xff not protobuf", b"second"]
     assert int.from_bytes(events.conn_ids[-8:], "little") == peer.conn_id

@@ -25,7 +25,7 @@ curl() { # what is answered 202 is asked again under the same key, as http-api.m
     return "$code"
 }
 """
-"""How a reader in a hurry takes an answer that is not one yet."""
+"""How a reader with patience takes an answer that is not one yet."""
 
 
 def run(cluster: LocalCluster, page: str) -> str:
